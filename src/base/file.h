@@ -1,0 +1,27 @@
+/* Files: whole reads with a limit, read-only maps, paths. */
+#ifndef SH_BASE_FILE_H
+#define SH_BASE_FILE_H
+
+#include "base/err.h"
+#include "base/mem.h"
+
+/* Reads a whole file. `max` bytes at most (SH_ERR_LIMIT). *out is NUL-terminated, owned by the caller (sh_free). "-" is not special. */
+int sh_file_read(const char *path, size_t max, char **out, size_t *len, sh_error *e);
+
+/* A read-only private map of a whole file. An empty file maps to p = "" and len 0. */
+typedef struct sh_map { const uint8_t *p; size_t len; void *private_base; } sh_map;
+int sh_map_open(sh_map *m, const char *path, sh_error *e);
+void sh_map_close(sh_map *m); /* accepts a zeroed struct */
+/* Installs a SIGBUS handler that says which mapped file shrank (or could not be read) under the program and exits with status 74, in place of a
+ * bare crash. Call once at start. */
+void sh_map_guard_install(void);
+
+bool sh_file_exists(const char *path);
+bool sh_dir_exists(const char *path);
+/* "dir/name", allocated (sh_free). name absolute: a copy of name. */
+char *sh_path_join(const char *dir, const char *name);
+const char *sh_path_base(const char *path); /* part after the last '/', borrowed */
+/* Writes all bytes to path.tmp.PID, syncs, renames. */
+int sh_file_write_atomic(const char *path, const void *p, size_t n, sh_error *e);
+
+#endif

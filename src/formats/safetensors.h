@@ -1,0 +1,20 @@
+/* safetensors: one file (reader over a map) and a small writer. */
+#ifndef SH_FORMATS_SAFETENSORS_H
+#define SH_FORMATS_SAFETENSORS_H
+
+#include "base/err.h"
+#include "base/file.h"
+#include "formats/tensor.h"
+
+typedef struct sh_st sh_st;
+/* Checks the header (length, JSON, dtype, shape against offsets, bounds, overlaps, holes). Caller frees with sh_st_close. */
+int sh_st_open(sh_st **out, const char *path, sh_error *e);
+void sh_st_close(sh_st *s);
+int sh_st_count(const sh_st *s);
+const sh_ftensor *sh_st_at(const sh_st *s, int i);                  /* in file order of the header */
+const sh_ftensor *sh_st_find(const sh_st *s, const char *name);
+
+/* Writes tensors (name, type, dims, data, bytes filled in) to a new file, atomically by rename; data 8-byte aligned. */
+int sh_st_write(const char *path, const sh_ftensor *t, int n, sh_error *e);
+
+#endif
