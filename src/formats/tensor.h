@@ -34,6 +34,15 @@ typedef struct sh_ftensor {
   size_t bytes;
 } sh_ftensor;
 
+/* A matrix [rows = outputs, cols = inputs] of weights, a view into the map: what the backends bind. */
+typedef struct sh_wview {
+  sh_dtype type;
+  int64_t rows, cols;
+  const uint8_t *data;   /* row r starts at data + r * row_bytes; any alignment */
+  size_t row_bytes;
+  const char *name;      /* for messages; borrowed */
+} sh_wview;
+
 int64_t sh_ftensor_count(const sh_ftensor *t); /* elements */
 
 #endif
