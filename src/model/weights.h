@@ -1,0 +1,70 @@
+/* A checkpoint's tensors bound to named fields. Matrices are views into the map (zero copy); small vectors are owned float32 arrays in the form the
+ * computation wants, whatever the file stored. Immutable after sh_weights_bind; shared by all threads. Letters of shapes: model/config.h. */
+#ifndef SH_MODEL_WEIGHTS_H
+#define SH_MODEL_WEIGHTS_H
+
+#include "model/config.h"
+
+typedef struct sh_w_expert { sh_wview gate, up, down; } sh_w_expert; /* [I, H], [I, H], [H, I] */
+
+typedef struct sh_w_moe {
+  sh_wview router;                              /* [E, H] */
+  sh_w_expert *experts;                         /* [E]; views of fused and of per-expert tensors alike */
+  sh_wview shared_gate, shared_up, shared_down; /* [Is, H], [Is, H], [H, Is] */
+  sh_wview shared_expert_gate;                  /* [1, H] */
+} sh_w_moe;
+
+/* Norm gains are the final multiplier: (1 + w) is already taken where the file stores w. Every float array is 16-byte aligned. */
+typedef struct sh_w_layer {
+  bool is_linear;
+  const float *input_norm, *post_norm; /* [H], [H]: before the mixer, before the FFN */
+
+  /* full attention (is_linear false) */
+  sh_wview q, k, v, o;              /* [q_rows, H], [Hkv D, H], [Hkv D, H], [H, Hq D] */
+  const float *q_norm, *k_norm;     /* [D], [D]; NULL when config.qk_norm is false */
+  const float *q_bias, *k_bias, *v_bias, *o_bias; /* [q_rows], [Hkv D], [Hkv D], [H]; NULL: none (q, k, v exist exactly when config.attn_bias) */
+
+  /* gated delta rule (is_linear true) */
+  sh_wview in_qkv, in_z, in_a, in_b; /* [C, H], [Hv Dv, H], [Hv, H], [Hv, H] */
+  sh_wview lin_out;                  /* [H, Hv Dv] */
+  const float *conv;                 /* [C, K], oldest tap first */
+  const float *neg_exp_a;            /* [Hv]: -exp(A_log) */
+  const float *dt_bias;              /* [Hv] */
+  const float *lin_norm;             /* [Dv] */
+
+  /* dense FFN, or moe */
+  sh_wview gate, up, down; /* [F, H], [F, H], [H, F]; zeroed when moe */
+  sh_w_moe *moe;           /* NULL: dense */
+} sh_w_layer;
+
+typedef struct sh_w_mtp {
+  sh_wview fc;                  /* [H, 2 H]: input is embedding, then hidden */
+  const float *norm_embedding;  /* [H] */
+  const float *norm_hidden;     /* [H] */
+  sh_w_layer layer;             /* full attention */
+  const float *norm;            /* [H]: before the shared head */
+} sh_w_mtp;
+
+typedef struct sh_weights {
+  sh_wview embed;           /* [V, H] */
+  sh_wview head;            /* [V, H]; the same view as embed when tied */
+  const float *final_norm;  /* [H] */
+  sh_w_layer *layers;       /* [n_layers] */
+  int n_layers;
+  sh_w_mtp *mtp;            /* NULL: the file has none */
+  size_t bytes;             /* of all bound tensors as stored, MTP's included */
+  size_t mtp_bytes;         /* MTP's part of it */
+  uint32_t dtypes;          /* bit 1u << sh_dtype for every type among the bound matrices */
+  int n_visual;             /* tensors of the vision tower, left alone */
+  int n_unused;             /* other tensors nobody asked for (named in the debug log) */
+  sh_arena *private_arena;
+} sh_weights;
+
+/* Binds and checks every tensor against the config. ck must outlive w. Errors name the tensor, the wanted and the found shape or type. */
+int sh_weights_bind(sh_weights *w, const sh_config *c, const sh_ckpt *ck, sh_error *e);
+void sh_weights_free(sh_weights *w); /* accepts a zeroed or half-built struct */
+
+/* "BF16, Q6_K": the types of w->dtypes. Returns buf. */
+const char *sh_weights_dtypes(const sh_weights *w, char *buf, size_t size);
+
+#endif
