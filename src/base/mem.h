@@ -53,5 +53,6 @@ void *sh_arena_array(sh_arena *a, size_t n, size_t size);  /* as above, n*size c
 char *sh_arena_strdup(sh_arena *a, const char *s, size_t n); /* NUL-terminated copy of n bytes */
 char *sh_arena_printf(sh_arena *a, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 size_t sh_arena_used(const sh_arena *a);                   /* bytes handed out */
+size_t sh_arena_left(const sh_arena *a);                   /* bytes that may still be handed out: tells "over max" from "out of memory" */
 
 #endif
