@@ -37,8 +37,11 @@ LIBOBJS := $(filter-out $(B)/src/main.o,$(OBJS))
 UNIT_SRCS := $(sort $(wildcard tests/unit/*.c tests/unit/*/*.c tests/unit/*/*/*.c))
 UNITS := $(UNIT_SRCS:%.c=$(B)/%)
 FUZZ_SRCS := $(sort $(wildcard tests/fuzz/fuzz_*.c))
+# programs that are no cmocka units (the kernel checker) add themselves here
+EXTRA_CHECKS :=
+-include $(wildcard tests/*/rules.mk)
 
-.PHONY: all clean
+.PHONY: all run setup setup-test check test check-full units fuzz install uninstall style clean
 all: sheng
 
 sheng: $(B)/sheng
@@ -61,6 +64,75 @@ $(B)/%.o: %.c
 $(B)/tests/unit/%: tests/unit/%.c $(B)/libsheng.a
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) -Itests $(CFLAGS) $(BASEFLAGS) $(LDFLAGS) -o $@ $< $(B)/libsheng.a -lcmocka $(LIBS)
+
+# --- The two commands of the README ---------------------------------------------------------------------------------------------------------------------
+MODEL ?= models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+SMOLLM2 := models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+HOST ?= 127.0.0.1
+PORT ?= 8000
+ARGS ?=
+
+# A recursive make: the packages that pkg-config describes may have been installed a moment ago.
+run: setup
+	@$(MAKE) --no-print-directory all
+	@$(if $(filter $(SMOLLM2),$(MODEL)),python3 tools/fetch_smollm2.py models/smollm2)
+	@exec ./sheng serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+
+test: setup-test
+	@$(MAKE) --no-print-directory all check http
+
+setup:
+	@sh tools/setup.sh
+
+setup-test:
+	@sh tools/setup.sh test
+
+# --- Tests ----------------------------------------------------------------------------------------------------------------------------------------------
+units: $(UNITS) $(EXTRA_CHECKS)
+
+# no network and no download; SHENG_SMOLLM2 adds the tests of the real model when its file is there
+check: sheng units
+	@$(if $(wildcard $(SMOLLM2)),SHENG_SMOLLM2=$${SHENG_SMOLLM2-$(SMOLLM2)}) SHENG_BIN=$(B)/sheng SHENG_TEST_QUICK=$(if $(SANITIZER),1,$(SHENG_TEST_QUICK)) \
+	  python3 tools/run_checks.py --timeout 900 $(foreach u,$(UNITS) $(EXTRA_CHECKS),$(u) --) sh tools/check_headers.sh -- python3 tools/style.py
+
+VENV := build/venv
+$(VENV)/ready: tests/http/requirements.txt
+	@python3 -m venv $(VENV)
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+.PHONY: http
+http: sheng $(VENV)/ready
+	@python3 tools/fetch_smollm2.py models/smollm2
+	SHENG_BIN=$(B)/sheng SHENG_SMOLLM2=$(SMOLLM2) $(VENV)/bin/python -m pytest -q tests/http $(PYTEST_ARGS)
+
+# everything that takes long: sanitizers over the unit and HTTP tests, fuzz corpora and a bounded run of every driver
+check-full: setup-test
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory SANITIZER=address check http fuzz
+	@$(MAKE) --no-print-directory SANITIZER=thread check http
+
+FUZZ_BINS := $(FUZZ_SRCS:%.c=$(B)/%)
+FUZZ_ITERATIONS ?= 20000
+$(B)/tests/fuzz/fuzz_%: tests/fuzz/fuzz_%.c tests/fuzz/standalone_main.c $(B)/libsheng.a
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(BASEFLAGS) $(LDFLAGS) -o $@ $< tests/fuzz/standalone_main.c $(B)/libsheng.a $(LIBS)
+
+fuzz: $(FUZZ_BINS)
+	@for f in $(FUZZ_BINS); do n=$${f##*/fuzz_}; echo "$$f"; $$f tests/fuzz/corpus/$$n $(FUZZ_ITERATIONS) 1 || exit 1; done
+
+style:
+	@python3 tools/style.py
+
+# --- Installing -----------------------------------------------------------------------------------------------------------------------------------------
+install: sheng
+	install -D -m 755 sheng $(DESTDIR)$(PREFIX)/bin/sheng
+	install -D -m 644 LICENSE $(DESTDIR)$(PREFIX)/share/doc/sheng/LICENSE
+	install -D -m 644 README.md $(DESTDIR)$(PREFIX)/share/doc/sheng/README.md
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/sheng
+	rm -rf $(DESTDIR)$(PREFIX)/share/doc/sheng
 
 clean:
 	rm -rf build sheng
