@@ -52,20 +52,26 @@ static ssize_t read_some(int fd, void *p, size_t n) {
   return got;
 }
 
-/* Reads to the end of the file in growing steps: also right for pipes and /proc, whose size reads as 0. */
+/* Reads to the end of the file in growing steps: also right for pipes and /proc, whose size reads as 0. At the limit, and where the known size ends,
+ * one byte is read on its own: it tells the end from a longer file without growing the buffer. */
 static int read_all(int fd, const char *path, size_t max, size_t hint, sh_buf *b, sh_error *e) {
   enum { STEP = 1 << 16 };
   for (;;) {
-    size_t room = max - b->len, step = hint > b->len ? hint - b->len : STEP;
-    if (step > room) step = room;
-    char probe; /* at the limit one more byte tells "exactly max" from "more than max" */
+    size_t step = hint > b->len ? hint - b->len : b->len == hint ? 0 : STEP;
+    if (step > max - b->len) step = max - b->len;
+    char probe;
     if (step && sh_buf_reserve(b, step)) return sh_fail(e, SH_ERR_NOMEM, "%s: out of memory after %zu bytes", path, b->len);
     ssize_t got = read_some(fd, step ? b->p + b->len : &probe, step ? step : 1);
     if (got < 0) return sh_fail(e, SH_ERR_IO, "%s: cannot read: %s", path, strerror(errno));
     if (got == 0) return 0;
-    if (step == 0) return sh_fail(e, SH_ERR_LIMIT, "%s: larger than the limit of %zu bytes", path, max);
-    b->len += (size_t)got;
-    b->p[b->len] = '\0';
+    if (step) {
+      b->len += (size_t)got;
+      b->p[b->len] = '\0';
+      continue;
+    }
+    int rc = sh_buf_putc(b, probe);
+    if (rc == SH_ERR_LIMIT) return sh_fail(e, rc, "%s: larger than the limit of %zu bytes", path, max);
+    if (rc) return sh_fail(e, rc, "%s: out of memory after %zu bytes", path, b->len);
   }
 }
 

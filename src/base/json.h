@@ -16,6 +16,7 @@ typedef struct sh_json_member sh_json_member;
 struct sh_json {
   sh_json_type type;
   bool b;                     /* BOOL */
+  uint8_t private_cap_log2;   /* builders: items/members have room for 2^this; 0 = exactly len */
   const char *s;              /* STRING: decoded bytes; NUMBER: its text. Both NUL-terminated, len without the NUL */
   size_t len;                 /* STRING, NUMBER: bytes; ARRAY: items; OBJECT: members */
   sh_json *items;             /* ARRAY [len] */
