@@ -1,0 +1,33 @@
+/* Tables of storage types, and sizes of stored tensors.
+ *
+ * Owns nothing and has no state; any thread. One row per type keeps name, block and block bytes together, so that a new type is one line
+ * here and its dequantization in dequant.c. Types that only appear in files (SH_OTHER) have no row of sizes: their bytes come from the file
+ * format that stores them, because a name alone ("Q5_K", "F8_E4M3") means different layouts in different formats. */
+#include "formats/tensor.h"
+
+typedef struct dtype_row {
+  const char *name;
+  int block, block_bytes;
+} dtype_row;
+
+static const dtype_row ROWS[SH_DTYPE_COUNT] = {
+    [SH_F32] = {"F32", 1, 4},     [SH_F16] = {"F16", 1, 2},     [SH_BF16] = {"BF16", 1, 2},     [SH_Q8_0] = {"Q8_0", 32, 34},
+    [SH_Q4_0] = {"Q4_0", 32, 18}, [SH_Q4_1] = {"Q4_1", 32, 20}, [SH_Q6_K] = {"Q6_K", 256, 210}, [SH_I64] = {"I64", 1, 8},
+    [SH_I32] = {"I32", 1, 4},     [SH_I16] = {"I16", 1, 2},     [SH_I8] = {"I8", 1, 1},         [SH_U8] = {"U8", 1, 1},
+    [SH_BOOL] = {"BOOL", 1, 1},   [SH_F64] = {"F64", 1, 8},     [SH_OTHER] = {"other", 0, 0},
+};
+
+static const dtype_row *row_of(sh_dtype t) { return (unsigned)t < SH_DTYPE_COUNT ? &ROWS[t] : &ROWS[SH_OTHER]; }
+
+const char *sh_dtype_name(sh_dtype t) { return row_of(t)->name; }
+
+int sh_dtype_block(sh_dtype t) { return row_of(t)->block; }
+
+int sh_dtype_block_bytes(sh_dtype t) { return row_of(t)->block_bytes; }
+
+/* The readers have checked that the product fits. */
+int64_t sh_ftensor_count(const sh_ftensor *t) {
+  int64_t n = 1;
+  for (int i = 0; i < t->n_dims; i++) n *= t->dims[i];
+  return n;
+}
