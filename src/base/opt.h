@@ -31,7 +31,8 @@ typedef struct sh_opt {
 } sh_opt;                 /* a table ends with name == NULL */
 
 /* Parses env, then argv[1..argc). "--" ends options; "--name value" and "--name=value"; an unknown option names the closest known one. Positionals
- * (MODEL) are collected in *rest (caller frees ->v with sh_free). An option given as JSON-looking string is just a string. */
+ * (MODEL) are collected in *rest (caller frees ->v with sh_free; on failure it is freed already). The ->v of LIST fields is the caller's to free when
+ * private_cap > 0, also after a failure. An option given as JSON-looking string is just a string. */
 int sh_opt_parse(const sh_opt *table, void *opts, int argc, char **argv, sh_strlist *rest, sh_error *e);
 /* --help text: usage line, groups, ranges, defaults (taken from `defaults`), env names. */
 int sh_opt_help(const sh_opt *table, const void *defaults, const char *usage, sh_buf *out);
