@@ -375,9 +375,8 @@ const char *sh_ckpt_chat_template(const sh_ckpt *c, size_t *len) {
 int sh_ckpt_count(const sh_ckpt *c) { return c->count; }
 const sh_ftensor *sh_ckpt_at(const sh_ckpt *c, int i) { return i >= 0 && i < c->count ? c->tensors[i] : NULL; }
 
-const sh_ftensor *sh_ckpt_find(const sh_ckpt *c, const char *name) {
-  int32_t i = sh_nameindex_find(&c->index, name, strlen(name));
-  return i < 0 ? NULL : c->tensors[i];
-}
+int sh_ckpt_index(const sh_ckpt *c, const char *name) { return sh_nameindex_find(&c->index, name, strlen(name)); }
+
+const sh_ftensor *sh_ckpt_find(const sh_ckpt *c, const char *name) { return sh_ckpt_at(c, sh_ckpt_index(c, name)); }
 
 size_t sh_ckpt_bytes(const sh_ckpt *c) { return c->bytes; }

@@ -31,6 +31,7 @@ const char *sh_ckpt_chat_template(const sh_ckpt *c, size_t *len);
 int sh_ckpt_count(const sh_ckpt *c);
 const sh_ftensor *sh_ckpt_at(const sh_ckpt *c, int i);               /* in a stable order */
 const sh_ftensor *sh_ckpt_find(const sh_ckpt *c, const char *name);  /* O(1); NULL when absent */
+int sh_ckpt_index(const sh_ckpt *c, const char *name);               /* its number for sh_ckpt_at; -1 when absent */
 size_t sh_ckpt_bytes(const sh_ckpt *c);                              /* bytes of all tensors */
 
 #endif

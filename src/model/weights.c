@@ -1,0 +1,384 @@
+/* Binding: from the names and layouts of files to the fields of sh_weights.
+ *
+ * Runs once at load, on one thread; what it makes is immutable. Every tensor is asked for by its Hugging Face and its GGUF name side by
+ * side, with the shape the config demands, so that one list of calls is the whole knowledge of layouts. Matrices stay in the map: a bound
+ * model of 20 GB costs a few MB here. Small vectors are converted to float32 in the form that is computed with, because files differ (1 + w
+ * stored or not, A_log or -exp(A_log)) and kernels must not. Repacking matrices here was refused: that belongs to the backend, which knows
+ * its kernels. */
+#include "model/weights.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "formats/dequant.h"
+
+#define MAX_OWNED                                                                                                                          \
+  ((size_t)8 << 30) /* bytes of float32 vectors and expert views; what is taken is bounded by the shapes found in the file */
+
+typedef enum form { AS_STORED, ONE_PLUS, MINUS_EXP } form;
+
+typedef struct binder {
+  sh_weights *w;
+  const sh_config *c;
+  const sh_ckpt *ck;
+  sh_error *e;
+  const char *root; /* what stands before "layers.", HF: "model.language_model.", "model.", "" */
+  char scope[64];   /* of the layer being bound: "model.layers.3.", "blk.3." */
+  char name[192];   /* last name that was asked for */
+  uint8_t *used;    /* [count of tensors] */
+  bool in_mtp;
+  int rc; /* first error; later steps do nothing */
+} binder;
+
+/* --- Finding and checking */
+
+/* The name in this kind of file: scope + its spelling there. */
+static const char *spell(binder *b, const char *scope, const char *hf, const char *gguf) {
+  snprintf(b->name, sizeof b->name, "%s%s", scope, b->c->from_gguf ? gguf : hf);
+  return b->name;
+}
+
+static const sh_ftensor *take(binder *b, const char *name, bool needed) {
+  if (b->rc) return NULL;
+  int i = sh_ckpt_index(b->ck, name);
+  if (i < 0) {
+    if (needed) b->rc = sh_fail(b->e, SH_ERR_FORMAT, "%s: tensor %s is missing", sh_ckpt_path(b->ck), name);
+    return NULL;
+  }
+  const sh_ftensor *t = sh_ckpt_at(b->ck, i);
+  if (!b->used[i]) {
+    b->used[i] = 1;
+    b->w->bytes += t->bytes;
+    if (b->in_mtp) b->w->mtp_bytes += t->bytes;
+  }
+  return t;
+}
+
+static const char *shape_text(const int64_t *dims, int n, char buf[160]) {
+  int at = snprintf(buf, 160, "[");
+  for (int i = 0; i < n; i++) at += snprintf(buf + at, (size_t)(160 - at), "%s%lld", i ? ", " : "", (long long)dims[i]);
+  snprintf(buf + at, (size_t)(160 - at), "]");
+  return buf;
+}
+
+static void fail_shape(binder *b, const sh_ftensor *t, const int64_t *want, int n) {
+  char a[160], f[160];
+  b->rc = sh_fail(b->e, SH_ERR_FORMAT, "%s: tensor %s: shape %s is wanted, %s is found", sh_ckpt_path(b->ck), t->name,
+                  shape_text(want, n, a), shape_text(t->dims, t->n_dims, f));
+}
+
+/* Shapes are compared without dimensions of 1: files write [H], [1, H], [C, 1, K] and [C, K] for the same thing. */
+static bool same_shape(const sh_ftensor *t, const int64_t *want, int n) {
+  int i = 0, k = 0;
+  for (;;) {
+    while (i < t->n_dims && t->dims[i] == 1) i++;
+    while (k < n && want[k] == 1) k++;
+    if (i == t->n_dims || k == n) return i == t->n_dims && k == n;
+    if (t->dims[i++] != want[k++]) return false;
+  }
+}
+
+/* A tensor of weights of that shape; NULL (and b->rc set) when it is not to be had. */
+static const sh_ftensor *weights_of(binder *b, const char *name, const int64_t *want, int n) {
+  const sh_ftensor *t = take(b, name, true);
+  if (!t) return NULL;
+  int64_t cols = want[n - 1];
+  if (!sh_dequant_supported(t->type)) {
+    b->rc = sh_fail(b->e, SH_ERR_UNSUPPORTED,
+                    "%s: tensor %s is stored as %s, which is not supported; F32, F16, BF16, Q8_0, Q4_0, Q4_1 and Q6_K are",
+                    sh_ckpt_path(b->ck), t->name, t->type_name);
+  } else if (!same_shape(t, want, n)) {
+    fail_shape(b, t, want, n);
+  } else if (cols % sh_dtype_block(t->type)) {
+    b->rc = sh_fail(b->e, SH_ERR_FORMAT, "%s: tensor %s: %lld columns are no multiple of %s's block of %d", sh_ckpt_path(b->ck), t->name,
+                    (long long)cols, t->type_name, sh_dtype_block(t->type));
+  }
+  if (b->rc) return NULL;
+  b->w->dtypes |= 1u << t->type;
+  return t;
+}
+
+/* --- The kinds of bindings */
+
+static size_t row_bytes(sh_dtype t, int64_t cols) { return (size_t)(cols / sh_dtype_block(t)) * (size_t)sh_dtype_block_bytes(t); }
+
+/* Rows [first, first + rows) of a tensor whose last dimension is cols. */
+static sh_wview view(const sh_ftensor *t, int64_t first, int64_t rows, int64_t cols) {
+  size_t rb = row_bytes(t->type, cols);
+  return (sh_wview){.type = t->type, .rows = rows, .cols = cols, .data = t->data + (size_t)first * rb, .row_bytes = rb, .name = t->name};
+}
+
+static void matrix(binder *b, const char *scope, const char *hf, const char *gguf, int64_t rows, int64_t cols, sh_wview *out) {
+  const int64_t want[2] = {rows, cols};
+  const sh_ftensor *t = weights_of(b, spell(b, scope, hf, gguf), want, 2);
+  if (t) *out = view(t, 0, rows, cols);
+}
+
+static void to_form(float *x, int64_t n, form f) {
+  if (f == ONE_PLUS) {
+    for (int64_t i = 0; i < n; i++) x[i] = 1.0f + x[i];
+  } else if (f == MINUS_EXP) {
+    for (int64_t i = 0; i < n; i++) x[i] = -expf(x[i]);
+  }
+}
+
+/* An owned float32 copy of a tensor of shape want[n]. */
+static void array(binder *b, const char *scope, const char *hf, const char *gguf, const int64_t *want, int n, form f, const float **out) {
+  const sh_ftensor *t = take(b, spell(b, scope, hf, gguf), true);
+  if (!t) return;
+  int64_t count = 1;
+  for (int i = 0; i < n; i++) count *= want[i];
+  if (!same_shape(t, want, n)) {
+    fail_shape(b, t, want, n);
+    return;
+  }
+  if (t->type != SH_F32 && t->type != SH_F16 && t->type != SH_BF16) {
+    b->rc = sh_fail(b->e, SH_ERR_UNSUPPORTED, "%s: tensor %s is stored as %s; F32, F16 or BF16 is wanted", sh_ckpt_path(b->ck), t->name,
+                    t->type_name);
+    return;
+  }
+  float *x = sh_arena_array(b->w->private_arena, (size_t)count, sizeof *x);
+  if (!x) {
+    b->rc = sh_fail(b->e, SH_ERR_NOMEM, "out of memory for tensor %s", t->name);
+    return;
+  }
+  sh_dequant(t->type, t->data, count, x);
+  to_form(x, count, f);
+  *out = x;
+}
+
+static void vector(binder *b, const char *scope, const char *hf, const char *gguf, int64_t n, form f, const float **out) {
+  array(b, scope, hf, gguf, &n, 1, f, out);
+}
+
+/* Gains that Qwen3.5 folders store as w of (1 + w); llama and every GGUF store the multiplier. */
+static form gain_form(const binder *b) { return b->c->from_gguf || b->c->arch == SH_ARCH_LLAMA ? AS_STORED : ONE_PLUS; }
+
+static void gain(binder *b, const char *scope, const char *hf, const char *gguf, int64_t n, const float **out) {
+  vector(b, scope, hf, gguf, n, gain_form(b), out);
+}
+
+static bool has(binder *b, const char *scope, const char *hf, const char *gguf) {
+  return sh_ckpt_find(b->ck, spell(b, scope, hf, gguf)) != NULL;
+}
+
+/* --- A layer */
+
+static void bind_attention(binder *b, sh_w_layer *l) {
+  const sh_config *c = b->c;
+  const char *s = b->scope;
+  int64_t q = sh_config_q_rows(c), kv = (int64_t)c->n_kv_heads * c->head_dim, inner = (int64_t)c->n_heads * c->head_dim;
+  matrix(b, s, "self_attn.q_proj.weight", "attn_q.weight", q, c->hidden, &l->q);
+  matrix(b, s, "self_attn.k_proj.weight", "attn_k.weight", kv, c->hidden, &l->k);
+  matrix(b, s, "self_attn.v_proj.weight", "attn_v.weight", kv, c->hidden, &l->v);
+  matrix(b, s, "self_attn.o_proj.weight", "attn_output.weight", c->hidden, inner, &l->o);
+  if (c->qk_norm) {
+    gain(b, s, "self_attn.q_norm.weight", "attn_q_norm.weight", c->head_dim, &l->q_norm);
+    gain(b, s, "self_attn.k_norm.weight", "attn_k_norm.weight", c->head_dim, &l->k_norm);
+  }
+  if (!c->attn_bias) return;
+  vector(b, s, "self_attn.q_proj.bias", "attn_q.bias", q, AS_STORED, &l->q_bias);
+  vector(b, s, "self_attn.k_proj.bias", "attn_k.bias", kv, AS_STORED, &l->k_bias);
+  vector(b, s, "self_attn.v_proj.bias", "attn_v.bias", kv, AS_STORED, &l->v_bias);
+  if (has(b, s, "self_attn.o_proj.bias", "attn_output.bias"))
+    vector(b, s, "self_attn.o_proj.bias", "attn_output.bias", c->hidden, AS_STORED, &l->o_bias);
+}
+
+static void bind_linear(binder *b, sh_w_layer *l) {
+  const sh_config *c = b->c;
+  const char *s = b->scope;
+  int64_t channels = sh_config_conv_channels(c), inner = (int64_t)c->lin_v_heads * c->lin_v_dim;
+  const int64_t conv[3] = {channels, 1, c->conv_kernel};
+  matrix(b, s, "linear_attn.in_proj_qkv.weight", "attn_qkv.weight", channels, c->hidden, &l->in_qkv);
+  matrix(b, s, "linear_attn.in_proj_z.weight", "attn_gate.weight", inner, c->hidden, &l->in_z);
+  matrix(b, s, "linear_attn.in_proj_a.weight", "ssm_alpha.weight", c->lin_v_heads, c->hidden, &l->in_a);
+  matrix(b, s, "linear_attn.in_proj_b.weight", "ssm_beta.weight", c->lin_v_heads, c->hidden, &l->in_b);
+  matrix(b, s, "linear_attn.out_proj.weight", "ssm_out.weight", c->hidden, inner, &l->lin_out);
+  array(b, s, "linear_attn.conv1d.weight", "ssm_conv1d.weight", conv, 3, AS_STORED, &l->conv);
+  vector(b, s, "linear_attn.A_log", "ssm_a", c->lin_v_heads, c->from_gguf ? AS_STORED : MINUS_EXP, &l->neg_exp_a);
+  vector(b, s, "linear_attn.dt_bias", "ssm_dt.bias", c->lin_v_heads, AS_STORED, &l->dt_bias);
+  vector(b, s, "linear_attn.norm.weight", "ssm_norm.weight", c->lin_v_dim, AS_STORED, &l->lin_norm);
+}
+
+/* One tensor of all experts: [E, rows, cols]. */
+static const sh_ftensor *fused(binder *b, const char *hf, const char *gguf, int64_t rows, int64_t cols) {
+  const int64_t want[3] = {b->c->n_experts, rows, cols};
+  return weights_of(b, spell(b, b->scope, hf, gguf), want, 3);
+}
+
+/* Gate and up rows in one tensor [E, 2 I, H], gate first; or (GGUF) one tensor [E, I, H] each. down [E, H, I]. */
+static void bind_fused_experts(binder *b, sh_w_moe *m) {
+  const sh_config *c = b->c;
+  int64_t H = c->hidden, I = c->moe_ffn;
+  bool joint = has(b, b->scope, "mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight");
+  const sh_ftensor *gate, *up, *down;
+  if (joint) gate = up = fused(b, "mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight", 2 * I, H);
+  else {
+    gate = fused(b, "mlp.experts.gate_proj", "ffn_gate_exps.weight", I, H);
+    up = fused(b, "mlp.experts.up_proj", "ffn_up_exps.weight", I, H);
+  }
+  down = fused(b, "mlp.experts.down_proj", "ffn_down_exps.weight", H, I);
+  for (int64_t e = 0; e < c->n_experts && !b->rc; e++) {
+    m->experts[e].gate = view(gate, joint ? e * 2 * I : e * I, I, H);
+    m->experts[e].up = view(up, joint ? e * 2 * I + I : e * I, I, H);
+    m->experts[e].down = view(down, e * H, H, I);
+  }
+}
+
+static void bind_single_experts(binder *b, sh_w_moe *m) {
+  const sh_config *c = b->c;
+  for (int e = 0; e < c->n_experts && !b->rc; e++) {
+    char scope[128];
+    snprintf(scope, sizeof scope, "%smlp.experts.%d.", b->scope, e);
+    matrix(b, scope, "gate_proj.weight", "", c->moe_ffn, c->hidden, &m->experts[e].gate);
+    matrix(b, scope, "up_proj.weight", "", c->moe_ffn, c->hidden, &m->experts[e].up);
+    matrix(b, scope, "down_proj.weight", "", c->hidden, c->moe_ffn, &m->experts[e].down);
+  }
+}
+
+static void bind_moe(binder *b, sh_w_layer *l) {
+  const sh_config *c = b->c;
+  const char *s = b->scope;
+  sh_wview router = {0};
+  matrix(b, s, "mlp.gate.weight", "ffn_gate_inp.weight", c->n_experts, c->hidden,
+         &router); /* first: it proves that the file knows that many experts */
+  if (b->rc) return;
+  sh_w_moe *m = sh_arena_alloc(b->w->private_arena, sizeof *m);
+  if (m) m->experts = sh_arena_array(b->w->private_arena, (size_t)c->n_experts, sizeof *m->experts);
+  if (!m || !m->experts) {
+    b->rc = sh_fail(b->e, SH_ERR_NOMEM, "out of memory for %d experts", c->n_experts);
+    return;
+  }
+  m->router = router;
+  if (!c->from_gguf && has(b, s, "mlp.experts.0.gate_proj.weight", "")) bind_single_experts(b, m);
+  else bind_fused_experts(b, m);
+  matrix(b, s, "mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight", c->shared_ffn, c->hidden, &m->shared_gate);
+  matrix(b, s, "mlp.shared_expert.up_proj.weight", "ffn_up_shexp.weight", c->shared_ffn, c->hidden, &m->shared_up);
+  matrix(b, s, "mlp.shared_expert.down_proj.weight", "ffn_down_shexp.weight", c->hidden, c->shared_ffn, &m->shared_down);
+  matrix(b, s, "mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", 1, c->hidden, &m->shared_expert_gate);
+  l->moe = m;
+}
+
+/* The layer of b->scope. */
+static void bind_layer(binder *b, bool is_linear, sh_w_layer *l) {
+  const sh_config *c = b->c;
+  const char *s = b->scope;
+  l->is_linear = is_linear;
+  gain(b, s, "input_layernorm.weight", "attn_norm.weight", c->hidden, &l->input_norm);
+  gain(b, s, "post_attention_layernorm.weight", c->arch == SH_ARCH_LLAMA ? "ffn_norm.weight" : "post_attention_norm.weight", c->hidden,
+       &l->post_norm);
+  if (is_linear) bind_linear(b, l);
+  else bind_attention(b, l);
+  if (c->n_experts) {
+    bind_moe(b, l);
+    return;
+  }
+  matrix(b, s, "mlp.gate_proj.weight", "ffn_gate.weight", c->ffn, c->hidden, &l->gate);
+  matrix(b, s, "mlp.up_proj.weight", "ffn_up.weight", c->ffn, c->hidden, &l->up);
+  matrix(b, s, "mlp.down_proj.weight", "ffn_down.weight", c->hidden, c->ffn, &l->down);
+}
+
+/* --- Head and tail */
+
+static void set_scope(binder *b, int layer) {
+  if (b->c->from_gguf) snprintf(b->scope, sizeof b->scope, "blk.%d.", layer);
+  else if (b->in_mtp) snprintf(b->scope, sizeof b->scope, "mtp.layers.0.");
+  else snprintf(b->scope, sizeof b->scope, "%slayers.%d.", b->root, layer);
+}
+
+static void bind_mtp(binder *b) {
+  const sh_config *c = b->c;
+  b->in_mtp = true;
+  set_scope(b, c->n_layers);
+  const char *s = c->from_gguf ? b->scope : "mtp.";
+  if (c->mtp_layers != 1 || !has(b, s, "fc.weight", "nextn.eh_proj.weight")) {
+    if (c->mtp_layers > 1) sh_log(SH_LOG_INFO, "%d MTP layers are left unbound; one is what is used", c->mtp_layers);
+    return;
+  }
+  sh_w_mtp *m = sh_arena_alloc(b->w->private_arena, sizeof *m);
+  if (!m) {
+    b->rc = sh_fail(b->e, SH_ERR_NOMEM, "out of memory");
+    return;
+  }
+  matrix(b, s, "fc.weight", "nextn.eh_proj.weight", c->hidden, 2 * (int64_t)c->hidden, &m->fc);
+  gain(b, s, "pre_fc_norm_embedding.weight", "nextn.enorm.weight", c->hidden, &m->norm_embedding);
+  gain(b, s, "pre_fc_norm_hidden.weight", "nextn.hnorm.weight", c->hidden, &m->norm_hidden);
+  gain(b, s, "norm.weight", "nextn.shared_head_norm.weight", c->hidden, &m->norm);
+  bind_layer(b, false, &m->layer);
+  b->w->mtp = m;
+}
+
+/* What a folder's names begin with: that which makes an embedding matrix appear. */
+static void find_root(binder *b) {
+  static const char *const ROOTS[] = {"model.", "model.language_model.", "language_model.model.", "", NULL};
+  b->root = ROOTS[0];
+  for (int i = 0; ROOTS[i] && !b->c->from_gguf; i++) {
+    if (!has(b, ROOTS[i], "embed_tokens.weight", "")) continue;
+    b->root = ROOTS[i];
+    return;
+  }
+}
+
+static void bind_ends(binder *b) {
+  const sh_config *c = b->c;
+  const char *s = c->from_gguf ? "" : b->root;
+  matrix(b, s, "embed_tokens.weight", "token_embd.weight", c->vocab_size, c->hidden, &b->w->embed);
+  gain(b, s, "norm.weight", "output_norm.weight", c->hidden, &b->w->final_norm);
+  if (c->tied) b->w->head = b->w->embed;
+  else matrix(b, "", "lm_head.weight", "output.weight", c->vocab_size, c->hidden, &b->w->head);
+}
+
+/* Counts what nobody asked for. Known and left alone: the vision tower; a head that is tied anyway; the converter's rotary factors (part of
+ * the config). */
+static void account_rest(binder *b) {
+  for (int i = 0; i < sh_ckpt_count(b->ck); i++) {
+    const char *name = sh_ckpt_at(b->ck, i)->name;
+    if (b->used[i] || strcmp(name, "rope_freqs.weight") == 0) continue;
+    if (strncmp(name, "model.visual.", 13) == 0 || strncmp(name, "visual.", 7) == 0) {
+      b->w->n_visual++;
+      continue;
+    }
+    if (b->w->n_unused++ < 50) sh_log(SH_LOG_DEBUG, "tensor %s is not used", name);
+  }
+  if (b->w->n_unused) sh_log(SH_LOG_DEBUG, "%d tensors are not used", b->w->n_unused);
+}
+
+int sh_weights_bind(sh_weights *w, const sh_config *c, const sh_ckpt *ck, sh_error *e) {
+  memset(w, 0, sizeof *w);
+  binder b = {.w = w, .c = c, .ck = ck, .e = e, .root = ""};
+  w->private_arena = sh_arena_new(MAX_OWNED);
+  b.used = sh_calloc((size_t)sh_ckpt_count(ck) + 1, 1);
+  if (w->private_arena) w->layers = sh_arena_array(w->private_arena, (size_t)c->n_layers, sizeof *w->layers);
+  if (!b.used || !w->layers) b.rc = sh_fail(e, SH_ERR_NOMEM, "out of memory for %d layers", c->n_layers);
+  w->n_layers = b.rc ? 0 : c->n_layers;
+  if (!b.rc) {
+    find_root(&b);
+    bind_ends(&b);
+  }
+  for (int i = 0; i < c->n_layers && !b.rc; i++) {
+    set_scope(&b, i);
+    bind_layer(&b, c->layer_is_linear[i], &w->layers[i]);
+  }
+  if (!b.rc) bind_mtp(&b);
+  if (!b.rc) account_rest(&b);
+  sh_free(b.used);
+  if (b.rc) sh_weights_free(w);
+  return b.rc;
+}
+
+void sh_weights_free(sh_weights *w) {
+  sh_arena_free(w->private_arena);
+  memset(w, 0, sizeof *w);
+}
+
+const char *sh_weights_dtypes(const sh_weights *w, char *buf, size_t size) {
+  size_t at = 0;
+  if (size) buf[0] = 0;
+  for (int t = 0; t < SH_DTYPE_COUNT && at < size; t++) {
+    if (w->dtypes >> t & 1) at += (size_t)snprintf(buf + at, size - at, "%s%s", at ? ", " : "", sh_dtype_name((sh_dtype)t));
+  }
+  return buf;
+}
