@@ -62,8 +62,8 @@ static int fail_found(const parser *p, const char *wanted) {
   return fail_at(p, SH_ERR_FORMAT, what);
 }
 
-/* Why the arena gave nothing for `bytes`. */
-static int arena_error(const sh_arena *a, size_t bytes) { return bytes > sh_arena_left(a) ? SH_ERR_LIMIT : SH_ERR_NOMEM; }
+/* Why the arena gave nothing for `bytes` (it rounds up to 16). */
+static int arena_error(const sh_arena *a, size_t bytes) { return sh_arena_left(a) < 16 || bytes > sh_arena_left(a) - 15 ? SH_ERR_LIMIT : SH_ERR_NOMEM; }
 
 static int fail_memory(const parser *p, int code) {
   return fail_at(p, code, code == SH_ERR_LIMIT ? "the value needs more memory than this JSON text may take" : "out of memory");
@@ -465,17 +465,19 @@ sh_json *sh_json_new_int(sh_arena *a, int64_t v) {
   return text ? new_node(a, (sh_json){.type = SH_JSON_NUMBER, .s = text, .len = strlen(text)}) : NULL;
 }
 
-/* Makes room for one more child of `size` bytes in storage (c->items or c->members); returns the storage, NULL without memory. A container from the
- * parser, or a copy of one that was built, has no room: appending then moves to storage of its own and cannot write into what others share. */
-static void *grow(sh_arena *a, sh_json *c, void *storage, size_t size) {
-  if (c->private_cap_log2 > 0 && c->len < (size_t)1 << c->private_cap_log2) return storage;
+/* Makes room for one more child of `size` bytes in *storage (items or members of c). A container from the parser, or a copy of one that was built, has no
+ * room: appending then moves to storage of its own and cannot write into what others share. */
+static int grow(sh_arena *a, sh_json *c, void **storage, size_t size) {
+  if (c->private_cap_log2 > 0 && c->len < (size_t)1 << c->private_cap_log2) return 0;
   unsigned log2 = 2;
   while (((size_t)1 << log2) <= c->len) log2++;
-  void *p = sh_arena_array(a, (size_t)1 << log2, size);
-  if (!p) return NULL;
-  if (c->len) memcpy(p, storage, c->len * size);
+  size_t bytes = size << log2; /* len children of this size exist already, so twice their bytes fit a size_t */
+  void *p = sh_arena_alloc(a, bytes);
+  if (!p) return arena_error(a, bytes);
+  if (c->len) memcpy(p, *storage, c->len * size);
+  *storage = p;
   c->private_cap_log2 = (uint8_t)log2;
-  return p;
+  return 0;
 }
 
 static sh_json shared_copy(const sh_json *v) {
@@ -495,9 +497,10 @@ int sh_json_set(sh_arena *a, sh_json *obj, const char *key, const sh_json *value
   }
   const char *k = sh_arena_strdup(a, key, n);
   if (!k) return arena_error(a, n + 1);
-  m = grow(a, obj, obj->members, sizeof *m);
-  if (!m) return arena_error(a, 2 * obj->len * sizeof *m);
-  obj->members = m;
+  void *storage = obj->members;
+  int rc = grow(a, obj, &storage, sizeof *m);
+  if (rc) return rc;
+  obj->members = storage;
   obj->members[obj->len++] = (sh_json_member){.key = k, .key_len = n, .value = copy};
   return 0;
 }
@@ -505,9 +508,10 @@ int sh_json_set(sh_arena *a, sh_json *obj, const char *key, const sh_json *value
 int sh_json_push(sh_arena *a, sh_json *arr, const sh_json *value) {
   if (!sh_json_is(arr, SH_JSON_ARRAY) || !value) return SH_ERR_ARG;
   sh_json copy = shared_copy(value);
-  sh_json *items = grow(a, arr, arr->items, sizeof *items);
-  if (!items) return arena_error(a, 2 * arr->len * sizeof *items);
-  arr->items = items;
+  void *storage = arr->items;
+  int rc = grow(a, arr, &storage, sizeof *arr->items);
+  if (rc) return rc;
+  arr->items = storage;
   arr->items[arr->len++] = copy;
   return 0;
 }
