@@ -1,0 +1,155 @@
+/* Matrix products of the CPU backend.
+ *
+ * The call cuts the weight's rows into blocks (and, when there are fewer blocks than workers can share, the activation rows too). Few activation rows: each
+ * block is read from the map once and used in registers for all of them. Many: they are packed first, in parallel, and each block is expanded to float32 in a
+ * worker's scratch and used for all of them. Nothing is repacked to keep: the map's pages are the only copy of the weights. A packed copy
+ * would make small-batch products a little faster and cost a second checkpoint of memory. */
+#include "backend/cpu/cpu.h"
+
+enum {
+  CHUNK = 512,               /* activation rows packed at a time: bounds scratch, and the weights are expanded once per chunk */
+  ITEM_BYTES = 128 * 1024,   /* weights of a dot item: about 10 us, far over the cost of taking an item */
+  ITEMS_PER_WORKER = 4,      /* so that a late worker holds the others up for a quarter of its share at most */
+};
+
+typedef struct mm_job {
+  const sh_cpu *be;
+  const sh_wview *w;
+  const float **x;           /* [n] */
+  float **y;                 /* [n] */
+  const float *bias;
+  bool add, packed_rows;     /* packed_rows: gemm on `packed` */
+  float *packed;
+  int n;                     /* activation rows of this chunk */
+  int rows, toks;            /* weight rows and activation rows of an item */
+  int n_row_blocks;
+} mm_job;
+
+static int min_int(int a, int b) { return a < b ? a : b; }
+
+static void pack_item(void *ctx, int item, int worker) {
+  (void)worker;
+  mm_job *j = ctx;
+  int t0 = item * 4 * SH_PACK_STEP, n = min_int(4 * SH_PACK_STEP, j->n - t0);
+  j->be->k.pack(j->x + t0, n, j->w->cols, j->packed + j->be->k.pack_floats(t0, j->w->cols));
+}
+
+static void mm_item(void *ctx, int item, int worker) {
+  mm_job *j = ctx;
+  const sh_kernels *k = &j->be->k;
+  int r0 = item % j->n_row_blocks * j->rows, t0 = item / j->n_row_blocks * j->toks;
+  sh_mm mm = {
+      .type = j->w->type,
+      .w = j->w->data + (size_t)r0 * j->w->row_bytes,
+      .row_bytes = j->w->row_bytes,
+      .n_rows = (int)(j->w->rows - r0 < j->rows ? j->w->rows - r0 : j->rows),
+      .k = j->w->cols,
+      .n_tok = min_int(j->toks, j->n - t0),
+      .x = j->x + t0,
+      .y = j->y + t0,
+      .y0 = r0,
+      .bias = j->bias ? j->bias + r0 : NULL,
+      .add = j->add,
+  };
+  if (!j->packed_rows) {
+    k->dot(&mm);
+    return;
+  }
+  mm.packed = j->packed + k->pack_floats(t0, j->w->cols);
+  mm.scratch = (float *)(void *)j->be->scratch.worker[worker];
+  k->gemm(&mm);
+}
+
+/* Items of whole row blocks while there are enough of them, then also of fewer activation rows. */
+static int plan(mm_job *j) {
+  int wanted = ITEMS_PER_WORKER * j->be->n_workers;
+  int64_t rows = SH_GEMM_ROWS;
+  j->toks = j->n;
+  if (!j->packed_rows) {
+    int64_t by_bytes = (int64_t)((size_t)ITEM_BYTES / (j->w->row_bytes ? j->w->row_bytes : 1)), by_share = j->w->rows / wanted;
+    rows = by_bytes < by_share || j->be->n_workers == 1 ? by_bytes : by_share;
+    rows -= rows % SH_GEMM_ROWS;
+    if (rows < SH_GEMM_ROWS) rows = SH_GEMM_ROWS;
+  }
+  j->rows = (int)rows;
+  j->n_row_blocks = (int)((j->w->rows + rows - 1) / rows);
+  if (j->packed_rows && j->be->n_workers > 1) {
+    while (j->n_row_blocks * ((j->n + j->toks - 1) / j->toks) < wanted && j->toks > 64) j->toks = (j->toks / 2 + 15) & ~15;
+  }
+  return j->n_row_blocks * ((j->n + j->toks - 1) / j->toks);
+}
+
+/* The parts of a product's scratch: row pointers and packed rows. */
+static size_t cut_scratch(const sh_cpu *be, mm_job *j, uint8_t *base, int n, int64_t cols) {
+  sh_cut c = {.p = base};
+  int rows = min_int(n, CHUNK);
+  j->x = sh_cut_take(&c, (size_t)rows, sizeof *j->x);
+  j->y = sh_cut_take(&c, (size_t)rows, sizeof *j->y);
+  j->packed = n > be->k.dot_tokens ? sh_cut_take(&c, be->k.pack_floats(rows, cols), sizeof *j->packed) : NULL;
+  return c.used;
+}
+
+size_t sh_cpu_matmul_bytes(const sh_cpu *be, int n, int64_t cols) {
+  mm_job j;
+  return cut_scratch(be, &j, NULL, n, cols);
+}
+
+void sh_cpu_matmul(sh_cpu *be, uint8_t *scratch, const sh_wview *w, const float *x, int64_t x_stride, int n, const float *bias, bool add, float *y,
+                   int64_t y_stride) {
+  mm_job j = {.be = be, .w = w, .bias = bias, .add = add};
+  cut_scratch(be, &j, scratch, n, w->cols);
+  for (int t0 = 0; t0 < n; t0 += CHUNK) {
+    j.n = min_int(CHUNK, n - t0);
+    for (int t = 0; t < j.n; t++) {
+      j.x[t] = x + (t0 + t) * x_stride;
+      j.y[t] = y + (t0 + t) * y_stride;
+    }
+    j.packed_rows = j.n > be->k.dot_tokens;
+    if (j.packed_rows) sh_pool_run(be->pool, pack_item, &j, (j.n + 4 * SH_PACK_STEP - 1) / (4 * SH_PACK_STEP));
+    sh_pool_run(be->pool, mm_item, &j, plan(&j));
+  }
+}
+
+int sh_cpu_linear_reserve(sh_cpu *be, int max_tokens, int64_t max_cols, sh_error *e) {
+  int rc = sh_cpu_shared_need(be, sh_cpu_matmul_bytes(be, max_tokens, max_cols), e);
+  return rc == 0 ? sh_cpu_worker_need(be, be->k.gemm_floats(max_cols) * sizeof(float), e) : rc;
+}
+
+int sh_cpu_linear(sh_backend *b, const sh_weight *w, const sh_tensor *x, int n, const sh_tensor *bias, bool add, sh_tensor *y, sh_error *e) {
+  sh_cpu *be = (sh_cpu *)b;
+  int rc = sh_cpu_check(x, n, w->v.cols, "linear: x", e);
+  if (rc == 0) rc = sh_cpu_check(y, n, w->v.rows, "linear: y", e);
+  if (rc == 0 && bias) rc = sh_cpu_check(bias, 1, w->v.rows, "linear: bias", e);
+  if (rc < 0 || n == 0) return rc;
+  rc = sh_cpu_linear_reserve(be, n, w->v.cols, e);
+  if (rc == 0) sh_cpu_matmul(be, be->scratch.shared, &w->v, x->p, x->cols, n, bias ? bias->p : NULL, add, y->p, y->cols);
+  return rc;
+}
+
+size_t sh_cpu_item_bytes(const sh_cpu *be, int64_t k) {
+  sh_cut c = {0};
+  sh_cut_take(&c, be->k.pack_floats(SH_CPU_ITEM_TOKENS, k), sizeof(float));
+  sh_cut_take(&c, be->k.gemm_floats(k), sizeof(float));
+  return c.used;
+}
+
+void sh_cpu_item_mm(const sh_cpu *be, const sh_mm *mm, uint8_t *scratch) {
+  const sh_kernels *k = &be->k;
+  sh_cut c = {.p = scratch};
+  float *packed = sh_cut_take(&c, k->pack_floats(SH_CPU_ITEM_TOKENS, mm->k), sizeof(float));
+  sh_mm m = *mm;
+  m.scratch = sh_cut_take(&c, k->gemm_floats(mm->k), sizeof(float));
+  for (int t0 = 0; t0 < mm->n_tok; t0 += SH_CPU_ITEM_TOKENS) {
+    m.n_tok = min_int(SH_CPU_ITEM_TOKENS, mm->n_tok - t0);
+    m.x = mm->x + t0;
+    m.y = mm->y + t0;
+    m.scale = mm->scale ? mm->scale + t0 : NULL;
+    if (m.n_tok <= k->dot_tokens) {
+      k->dot(&m);
+      continue;
+    }
+    k->pack(m.x, m.n_tok, m.k, packed);
+    m.packed = packed;
+    k->gemm(&m);
+  }
+}

@@ -1,0 +1,68 @@
+/* Reference attention over one segment of keys, with the running maximum and sum that let segments follow one another.
+ *
+ * Pure functions, any thread. Inside a segment sums are in double; the state between segments is float32, as in the variants, because it is part of the
+ * contract. Queries are independent of each other here, so a tile's shape cannot matter. */
+#include "kernels/ref/ref.h"
+#include "formats/dequant.h"
+
+#include <math.h>
+#include <string.h>
+
+void sh_kern_attn_pack_ref(const float *const *q, int n_q, int head_dim, float *out) {
+  for (int i = 0; i < n_q; i++) memcpy(out + (size_t)i * (size_t)head_dim, q[i], (size_t)head_dim * sizeof *out);
+}
+
+static float element(const sh_attn_seg *a, const uint8_t *row, int i) {
+  if (!a->bf16) {
+    float f;
+    memcpy(&f, row + 4 * i, 4);
+    return f;
+  }
+  uint16_t h;
+  memcpy(&h, row + 2 * i, 2);
+  return sh_bf16_to_f32(h);
+}
+
+/* One query against the first n keys. */
+static void segment_query(const sh_attn_seg *a, int i, int n) {
+  const float *q = a->q + (size_t)i * (size_t)a->head_dim;
+  float *acc = a->acc + (size_t)i * (size_t)sh_attn_stride(a->head_dim);
+  double s[SH_SEG], max = (double)a->m[i];
+  for (int j = 0; j < n; j++) {
+    double dot = 0;
+    for (int c = 0; c < a->head_dim; c++) dot += (double)q[c] * (double)element(a, a->k[j], c);
+    s[j] = (double)(float)(dot * (double)a->scale);
+    if (s[j] > max) max = s[j];
+  }
+  if (max == -INFINITY) return; /* nothing seen yet that counts: exp(-inf - -inf) has no value */
+  double alpha = exp((double)a->m[i] - max), sum = (double)a->l[i] * alpha;
+  for (int j = 0; j < n; j++) sum += s[j] = exp(s[j] - max);
+  for (int c = 0; c < a->head_dim; c++) {
+    double v = (double)acc[c] * alpha;
+    for (int j = 0; j < n; j++) v += s[j] * (double)element(a, a->v[j], c);
+    acc[c] = (float)v;
+  }
+  a->m[i] = (float)max;
+  a->l[i] = (float)sum;
+}
+
+void sh_kern_attn_segment_ref(const sh_attn_seg *a) {
+  for (int t = 0; t < a->n_tok; t++) {
+    for (int h = 0; h < a->group; h++) segment_query(a, t * a->group + h, a->limit[t]);
+  }
+}
+
+void sh_kern_attn_merge_ref(int n_q, int head_dim, float *m, float *l, float *acc, const float *m2, const float *l2, const float *acc2) {
+  size_t stride = (size_t)sh_attn_stride(head_dim);
+  for (int i = 0; i < n_q; i++) {
+    if (m2[i] == -INFINITY) continue;
+    double max = fmax((double)m[i], (double)m2[i]), f = exp((double)m[i] - max), f2 = exp((double)m2[i] - max);
+    for (int c = 0; c < head_dim; c++) acc[i * stride + c] = (float)((double)acc[i * stride + c] * f + (double)acc2[i * stride + c] * f2);
+    l[i] = (float)((double)l[i] * f + (double)l2[i] * f2);
+    m[i] = (float)max;
+  }
+}
+
+void sh_kern_attn_finish_ref(int head_dim, float l, const float *acc, float *y) {
+  for (int c = 0; c < head_dim; c++) y[c] = (float)((double)acc[c] / (double)l);
+}
