@@ -1,0 +1,243 @@
+/* Files: reads with limits, maps, what happens when a mapped file shrinks, atomic writes, paths. */
+#include "base/file.h"
+#include "unit/base/harness.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char dir[] = "/tmp/sheng_file_test.XXXXXX";
+static char path[sizeof dir + 32];
+
+static int make_dir(void **state) {
+  (void)state;
+  if (!mkdtemp(dir)) return -1;
+  snprintf(path, sizeof path, "%s/data", dir);
+  return 0;
+}
+
+static int remove_dir(void **state) {
+  (void)state;
+  unlink(path);
+  return rmdir(dir);
+}
+
+static void put_file(const char *s, size_t n) {
+  FILE *f = fopen(path, "wb");
+  assert_non_null(f);
+  assert_int_equal(fwrite(s, 1, n, f), n);
+  fclose(f);
+}
+
+static void a_whole_file_is_read_and_terminated(void **state) {
+  (void)state;
+  put_file("a\0b", 3);
+  char *s;
+  size_t n;
+  assert_int_equal(sh_file_read(path, 3, &s, &n, NULL), 0); /* a limit of exactly its size */
+  assert_int_equal(n, 3);
+  assert_memory_equal(s, "a\0b", 4);
+  sh_free(s);
+  put_file("", 0);
+  assert_int_equal(sh_file_read(path, 0, &s, &n, NULL), 0);
+  assert_int_equal(n, 0);
+  assert_string_equal(s, "");
+  sh_free(s);
+}
+
+static void a_file_over_the_limit_is_refused(void **state) {
+  (void)state;
+  put_file("abcd", 4);
+  char *s;
+  size_t n;
+  sh_error e;
+  assert_int_equal(sh_file_read(path, 3, &s, &n, &e), SH_ERR_LIMIT);
+  assert_null(s);
+  assert_contains(e.text, path);
+  assert_contains(e.text, "4 bytes");
+}
+
+static void a_file_without_a_known_size_is_read_to_its_end(void **state) {
+  (void)state;
+  char *s;
+  size_t n;
+  assert_int_equal(sh_file_read("/proc/self/status", 1 << 20, &s, &n, NULL), 0); /* st_size is 0 there */
+  assert_true(n > 100);
+  assert_int_equal(strlen(s), n);
+  sh_free(s);
+  sh_error e;
+  assert_int_equal(sh_file_read("/proc/self/status", 10, &s, &n, &e), SH_ERR_LIMIT);
+  assert_int_equal(sh_file_read("/dev/zero", 100000, &s, &n, &e), SH_ERR_LIMIT);
+}
+
+static void missing_files_and_folders_have_their_own_errors(void **state) {
+  (void)state;
+  char *s;
+  size_t n;
+  sh_error e;
+  sh_map m;
+  assert_int_equal(sh_file_read("/nonexistent/x", 10, &s, &n, &e), SH_ERR_NOT_FOUND);
+  assert_contains(e.text, "/nonexistent/x");
+  assert_int_equal(sh_file_read(dir, 10, &s, &n, &e), SH_ERR_IO);
+  assert_contains(e.text, "folder");
+  assert_int_equal(sh_map_open(&m, "/nonexistent/x", &e), SH_ERR_NOT_FOUND);
+  assert_int_equal(sh_map_open(&m, dir, &e), SH_ERR_IO);
+  assert_int_equal(sh_map_open(&m, "/dev/null", &e), SH_ERR_IO);
+  sh_map_close(&m);
+}
+
+static void reading_without_memory_is_an_error(void **state) {
+  (void)state;
+  put_file("abcd", 4);
+  char *s;
+  size_t n;
+  sh_mem_fail_after(0);
+  int rc = sh_file_read(path, 100, &s, &n, NULL);
+  sh_mem_fail_after(-1);
+  assert_int_equal(rc, SH_ERR_NOMEM);
+  assert_null(s);
+}
+
+static void a_map_shows_the_file(void **state) {
+  (void)state;
+  put_file("hello", 5);
+  sh_map m;
+  assert_int_equal(sh_map_open(&m, path, NULL), 0);
+  assert_int_equal(m.len, 5);
+  assert_memory_equal(m.p, "hello", 5);
+  sh_map_close(&m);
+  assert_null(m.p);
+  sh_map_close(&m);
+  put_file("", 0);
+  assert_int_equal(sh_map_open(&m, path, NULL), 0);
+  assert_int_equal(m.len, 0);
+  assert_non_null(m.p);
+  sh_map_close(&m);
+}
+
+static void more_maps_than_the_guard_has_slots_still_work(void **state) {
+  (void)state;
+  put_file("x", 1);
+  enum { N = 300 };
+  static sh_map maps[N];
+  for (int round = 0; round < 2; round++) {
+    for (int i = 0; i < N; i++) assert_int_equal(sh_map_open(&maps[i], path, NULL), 0);
+    for (int i = 0; i < N; i++) {
+      assert_int_equal(maps[i].p[0], 'x');
+      sh_map_close(&maps[i]);
+    }
+  }
+}
+
+/* Runs fn in a child whose stderr is caught; gives the wait status and the text. */
+static int in_child(void (*fn)(void), char *text, size_t cap) {
+  int fds[2];
+  assert_int_equal(pipe(fds), 0);
+  fflush(NULL);
+  pid_t pid = fork();
+  assert_true(pid >= 0);
+  if (pid == 0) {
+    dup2(fds[1], STDERR_FILENO);
+    close(fds[0]);
+    close(fds[1]);
+    fn();
+    _exit(0);
+  }
+  close(fds[1]);
+  size_t n = 0;
+  for (ssize_t got; n + 1 < cap && (got = read(fds[0], text + n, cap - 1 - n)) > 0;) n += (size_t)got;
+  text[n] = '\0';
+  close(fds[0]);
+  int status;
+  assert_int_equal(waitpid(pid, &status, 0), pid);
+  return status;
+}
+
+static volatile uint8_t sink;
+
+static void touch_a_shrunk_map(void) {
+  sh_map_guard_install();
+  sh_map other, m;
+  if (sh_map_open(&other, "/proc/self/exe", NULL) || sh_map_open(&m, path, NULL) || truncate(path, 10) != 0) _exit(1);
+  sink = m.p[m.len - 1];
+}
+
+static void a_shrunk_file_ends_the_program_with_a_sentence_and_status_74(void **state) {
+  (void)state;
+  size_t n = 5 * 4096;
+  char *zeros = calloc(1, n);
+  put_file(zeros, n);
+  free(zeros);
+  char text[2000];
+  int status = in_child(touch_a_shrunk_map, text, sizeof text);
+  assert_true(WIFEXITED(status));
+  assert_int_equal(WEXITSTATUS(status), 74);
+  assert_contains(text, path);
+  assert_contains(text, "shrank");
+}
+
+static void a_file_is_replaced_as_a_whole(void **state) {
+  (void)state;
+  put_file("old", 3);
+  assert_int_equal(sh_file_write_atomic(path, "new content", 11, NULL), 0);
+  char *s;
+  size_t n;
+  assert_int_equal(sh_file_read(path, 100, &s, &n, NULL), 0);
+  assert_string_equal(s, "new content");
+  sh_free(s);
+  sh_error e;
+  assert_int_equal(sh_file_write_atomic("/nonexistent/x", "a", 1, &e), SH_ERR_IO);
+  assert_contains(e.text, "/nonexistent/x");
+}
+
+static void a_write_that_fails_leaves_the_old_file_and_nothing_else(void **state) {
+  (void)state;
+  char sub[sizeof path + 8];
+  snprintf(sub, sizeof sub, "%s/sub", dir);
+  assert_int_equal(mkdir(sub, 0777), 0);
+  assert_int_equal(sh_file_write_atomic(sub, "a", 1, NULL), SH_ERR_IO); /* the rename onto a folder fails */
+  char tmp[sizeof sub + 32];
+  snprintf(tmp, sizeof tmp, "%s.tmp.%ld", sub, (long)getpid());
+  assert_false(sh_file_exists(tmp));
+  assert_int_equal(rmdir(sub), 0);
+}
+
+static void paths_are_joined_and_split(void **state) {
+  (void)state;
+  static const struct {
+    const char *dir, *name, *want;
+  } cases[] = {
+      {"a", "b", "a/b"}, {"a/", "b", "a/b"}, {"a//", "b", "a/b"}, {"", "b", "b"}, {"a", "/b", "/b"}, {"/", "b", "/b"}, {"/a/b", "c/d", "/a/b/c/d"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    char *p = sh_path_join(cases[i].dir, cases[i].name);
+    assert_string_equal(p, cases[i].want);
+    sh_free(p);
+  }
+  assert_string_equal(sh_path_base("/a/b.gguf"), "b.gguf");
+  assert_string_equal(sh_path_base("b"), "b");
+  put_file("x", 1);
+  assert_true(sh_file_exists(path));
+  assert_false(sh_file_exists(dir));
+  assert_true(sh_dir_exists(dir));
+  assert_false(sh_dir_exists(path));
+  assert_false(sh_dir_exists("/nonexistent"));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_whole_file_is_read_and_terminated),
+      cmocka_unit_test(a_file_over_the_limit_is_refused),
+      cmocka_unit_test(a_file_without_a_known_size_is_read_to_its_end),
+      cmocka_unit_test(missing_files_and_folders_have_their_own_errors),
+      cmocka_unit_test(reading_without_memory_is_an_error),
+      cmocka_unit_test(a_map_shows_the_file),
+      cmocka_unit_test(more_maps_than_the_guard_has_slots_still_work),
+      cmocka_unit_test(a_shrunk_file_ends_the_program_with_a_sentence_and_status_74),
+      cmocka_unit_test(a_file_is_replaced_as_a_whole),
+      cmocka_unit_test(a_write_that_fails_leaves_the_old_file_and_nothing_else),
+      cmocka_unit_test(paths_are_joined_and_split),
+  };
+  return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}
