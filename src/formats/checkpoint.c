@@ -8,6 +8,8 @@
 #include "formats/checkpoint.h"
 
 #include <dirent.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -205,11 +207,11 @@ static int open_sharded(sh_ckpt *c, sh_error *e) {
   return rc;
 }
 
+/* No allocation: running out of memory must not look like a missing file. */
 static bool has_file(const sh_ckpt *c, const char *name) {
-  char *path = sh_path_join(c->path, name);
-  bool yes = path && sh_file_exists(path);
-  sh_free(path);
-  return yes;
+  char path[PATH_MAX];
+  int n = snprintf(path, sizeof path, "%s/%s", c->path, name);
+  return n > 0 && n < (int)sizeof path && sh_file_exists(path);
 }
 
 static int open_weights(sh_ckpt *c, sh_error *e) {
