@@ -1,9 +1,10 @@
 /* cgroup limits of this process.
  *
- * Any thread, at start-up; no state. /proc/self/cgroup has one line per hierarchy, "id:controllers:path"; the unified one (v2) has an empty controller
- * list. The limit of a group holds for all under it, so every folder from the group up to the mount is read and the smallest value counts. In a
- * container the listed path may not exist below the mount (v1 shows the host's path there): the walk then finds its first files at the mount itself,
- * which is the container's own group. Everything unreadable means "no limit": a wrong guess here must not keep the program from starting. */
+ * Any thread, at start-up; no state. /proc/self/cgroup has one line per hierarchy, "id:controllers:path"; the unified one (v2) has an empty
+ * controller list. The limit of a group holds for all under it, so every folder from the group up to the mount is read and the smallest
+ * value counts. In a container the listed path may not exist below the mount (v1 shows the host's path there): the walk then finds its
+ * first files at the mount itself, which is the container's own group. Everything unreadable means "no limit": a wrong guess here must not
+ * keep the program from starting. */
 #include "base/cgroup.h"
 
 #include <fcntl.h>
@@ -36,7 +37,7 @@ static int64_t read_number(const char *dir, const char *name) {
 
 static int64_t smaller(int64_t a, int64_t b) { return a < 0 ? b : b < 0 || a < b ? a : b; }
 
-/* --- The files of one folder -------------------------------------------------------------------------------------------------------------------- */
+/* --- The files of one folder ---------------------------------------------------------------------------------------------------------- */
 
 /* Cores allowed by quota / period, rounded up; -1: no quota. */
 static int64_t cores(int64_t quota, int64_t period) { return quota <= 0 || period <= 0 ? -1 : quota / period + (quota % period != 0); }
@@ -58,7 +59,7 @@ static int64_t memory_v1(const char *dir) {
   return v >= INT64_C(1) << 60 ? -1 : v; /* "unlimited" is the largest page-aligned number there */
 }
 
-/* --- The walk ------------------------------------------------------------------------------------------------------------------------------------ */
+/* --- The walk ------------------------------------------------------------------------------------------------------------------------- */
 
 /* The smallest value from mount/path up to the mount. `path` is changed. */
 static int64_t walk_up(const char *mount, char *path, int64_t (*value)(const char *dir)) {
@@ -83,7 +84,8 @@ static bool has_word(const char *list, const char *name) {
   return false;
 }
 
-static int64_t limit_of(const char *proc_self_cgroup, const char *root, const char *controller, int64_t (*v1)(const char *), int64_t (*v2)(const char *)) {
+static int64_t limit_of(const char *proc_self_cgroup, const char *root, const char *controller, int64_t (*v1)(const char *),
+                        int64_t (*v2)(const char *)) {
   char text[8192];
   if (!read_small(proc_self_cgroup, text, sizeof text)) return -1;
   int64_t best = -1;

@@ -1,4 +1,5 @@
-/* What a container allows this process: cgroup v1 and v2 limits. Private to base/: sys.c uses it with the real paths, its test with made-up ones. */
+/* What a container allows this process: cgroup v1 and v2 limits. Private to base/: sys.c uses it with the real paths, its test with made-up
+ * ones. */
 #ifndef SH_BASE_CGROUP_H
 #define SH_BASE_CGROUP_H
 
@@ -6,7 +7,7 @@
 
 /* proc_self_cgroup: path of this process's cgroup list ("/proc/self/cgroup"); root: where the hierarchies are mounted ("/sys/fs/cgroup").
  * The smallest limit of the group and of all groups around it, -1 when there is none. */
-int sh_cgroup_cpus(const char *proc_self_cgroup, const char *root);      /* CPU quota in cores, rounded up */
+int sh_cgroup_cpus(const char *proc_self_cgroup, const char *root);       /* CPU quota in cores, rounded up */
 int64_t sh_cgroup_memory(const char *proc_self_cgroup, const char *root); /* bytes */
 
 #endif

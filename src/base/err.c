@@ -1,10 +1,11 @@
 /* Errors: writes the one sentence of a failure into the caller's sh_error.
  *
- * Any thread; no state. The sentence may quote bytes of a broken file or request, so it is cleaned to valid UTF-8 here, once, in place of at every
- * place that quotes: a response body or a log line can then take the text as it is. Text that is too long is cut between two characters.
+ * Any thread; no state. The sentence may quote bytes of a broken file or request, so it is cleaned to valid UTF-8 here, once, in place of
+ * at every place that quotes: a response body or a log line can then take the text as it is. Text that is too long is cut between two
+ * characters.
  *
- * The arguments may point into the very sh_error that is written (a caller that rewords what it got), so the sentence is first formatted beside it.
- * Refused: allocated messages of any length; the path that reports "out of memory" must not allocate. */
+ * The arguments may point into the very sh_error that is written (a caller that rewords what it got), so the sentence is first formatted
+ * beside it. Refused: allocated messages of any length; the path that reports "out of memory" must not allocate. */
 #include "base/err.h"
 
 #include "base/text.h"

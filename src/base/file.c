@@ -1,12 +1,12 @@
 /* Files: whole reads with a limit, read-only maps, atomic writes, paths.
  *
- * Any thread. Weights are mapped, so a file that another process truncates under us does not fail a read: the kernel sends SIGBUS at the next touch of a
- * missing page, in whatever thread computes. The handler here turns that into a sentence that names the file. It may only use what is safe in a
- * signal handler, so the maps are kept in a fixed table of slots whose fields are atomics and whose paths are copied in; it formats nothing and
- * writes with write(). A map that finds the table full works as well, only its fault is reported without a name.
+ * Any thread. Weights are mapped, so a file that another process truncates under us does not fail a read: the kernel sends SIGBUS at the
+ * next touch of a missing page, in whatever thread computes. The handler here turns that into a sentence that names the file. It may only
+ * use what is safe in a signal handler, so the maps are kept in a fixed table of slots whose fields are atomics and whose paths are copied
+ * in; it formats nothing and writes with write(). A map that finds the table full works as well, only its fault is reported without a name.
  *
- * Refused: siglongjmp out of the handler to fail only the request (the fault may hit any kernel on any thread, with locks held), and reading weights
- * with pread (doubles the memory). */
+ * Refused: siglongjmp out of the handler to fail only the request (the fault may hit any kernel on any thread, with locks held), and
+ * reading weights with pread (doubles the memory). */
 #include "base/file.h"
 
 #include <errno.h>
@@ -19,7 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* --- Reading ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Reading -------------------------------------------------------------------------------------------------------------------------- */
 
 /* An open failure as a sentence: a missing file is its own code. */
 static int fail_open(sh_error *e, const char *path) {
@@ -52,8 +52,8 @@ static ssize_t read_some(int fd, void *p, size_t n) {
   return got;
 }
 
-/* Reads to the end of the file in growing steps: also right for pipes and /proc, whose size reads as 0. At the limit, and where the known size ends,
- * one byte is read on its own: it tells the end from a longer file without growing the buffer. */
+/* Reads to the end of the file in growing steps: also right for pipes and /proc, whose size reads as 0. At the limit, and where the known
+ * size ends, one byte is read on its own: it tells the end from a longer file without growing the buffer. */
 static int read_all(int fd, const char *path, size_t max, size_t hint, sh_buf *b, sh_error *e) {
   enum { STEP = 1 << 16 };
   for (;;) {
@@ -95,11 +95,12 @@ int sh_file_read(const char *path, size_t max, char **out, size_t *len, sh_error
   return rc;
 }
 
-/* --- Maps and the SIGBUS guard ----------------------------------------------------------------------------------------------------------------- */
+/* --- Maps and the SIGBUS guard -------------------------------------------------------------------------------------------------------- */
 
 enum { SLOTS = 256, SLOT_PATH = 240, EXIT_IO = 74 /* EX_IOERR of sysexits.h */ };
 
-/* base is 0 while the slot is free, 1 while it is being filled, else the map's address. The path is written before base and read after it. */
+/* base is 0 while the slot is free, 1 while it is being filled, else the map's address. The path is written before base and read after it.
+ */
 typedef struct map_slot {
   atomic_uintptr_t base;
   atomic_size_t len;
@@ -192,7 +193,7 @@ void sh_map_close(sh_map *m) {
   *m = (sh_map){0};
 }
 
-/* --- Paths ------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Paths ---------------------------------------------------------------------------------------------------------------------------- */
 
 bool sh_file_exists(const char *path) {
   struct stat st;
@@ -222,7 +223,7 @@ const char *sh_path_base(const char *path) {
   return slash ? slash + 1 : path;
 }
 
-/* --- Writing ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Writing -------------------------------------------------------------------------------------------------------------------------- */
 
 static int write_all(int fd, const char *p, size_t n) {
   while (n > 0) {
@@ -235,7 +236,8 @@ static int write_all(int fd, const char *p, size_t n) {
   return 0;
 }
 
-/* Makes a rename in the folder of `path` durable. Best effort: some file systems refuse to sync a folder, and the file itself is already safe. */
+/* Makes a rename in the folder of `path` durable. Best effort: some file systems refuse to sync a folder, and the file itself is already
+ * safe. */
 static void sync_dir(const char *path) {
   size_t n = (size_t)(sh_path_base(path) - path);
   char *dir = n ? sh_strndup(path, n) : sh_strdup(".");

@@ -9,11 +9,15 @@
 int sh_file_read(const char *path, size_t max, char **out, size_t *len, sh_error *e);
 
 /* A read-only private map of a whole file. An empty file maps to p = "" and len 0. */
-typedef struct sh_map { const uint8_t *p; size_t len; void *private_base; } sh_map;
+typedef struct sh_map {
+  const uint8_t *p;
+  size_t len;
+  void *private_base;
+} sh_map;
 int sh_map_open(sh_map *m, const char *path, sh_error *e);
 void sh_map_close(sh_map *m); /* accepts a zeroed struct */
-/* Installs a SIGBUS handler that says which mapped file shrank (or could not be read) under the program and exits with status 74, in place of a
- * bare crash. Call once at start. */
+/* Installs a SIGBUS handler that says which mapped file shrank (or could not be read) under the program and exits with status 74, in place
+ * of a bare crash. Call once at start. */
 void sh_map_guard_install(void);
 
 bool sh_file_exists(const char *path);

@@ -1,12 +1,13 @@
 /* JSON reader, look-ups, conversions and builders.
  *
- * Any thread; a tree belongs to its arena. The parser is a loop, not a recursion: open containers and finished children lie on one explicit stack of
- * members; when a container closes, its children are copied from there into the arena as one exact array, so a look-up walks contiguous memory
- * and nothing is ever grown inside the arena. The stack is bounded by what the arena may still hand out, depth and the number of values by limits
- * of their own, so a 10 MB body of brackets costs no more than it should and no C stack at all.
+ * Any thread; a tree belongs to its arena. The parser is a loop, not a recursion: open containers and finished children lie on one explicit
+ * stack of members; when a container closes, its children are copied from there into the arena as one exact array, so a look-up walks
+ * contiguous memory and nothing is ever grown inside the arena. The stack is bounded by what the arena may still hand out, depth and the
+ * number of values by limits of their own, so a 10 MB body of brackets costs no more than it should and no C stack at all.
  *
- * Strings are decoded into the arena at once (a decoded string is never longer than its source). Numbers keep their text: 0.1, 1e400 and a 30-digit id
- * mean what the reader of the value makes of them. Refused: a lazy tape over the source text (fast, but every accessor then has an error path). */
+ * Strings are decoded into the arena at once (a decoded string is never longer than its source). Numbers keep their text: 0.1, 1e400 and a
+ * 30-digit id mean what the reader of the value makes of them. Refused: a lazy tape over the source text (fast, but every accessor then has
+ * an error path). */
 #include "base/json.h"
 
 #include "base/text.h"
@@ -33,7 +34,7 @@ typedef struct parser {
   sh_error *e;
 } parser;
 
-/* --- Errors ------------------------------------------------------------------------------------------------------------------------------------ */
+/* --- Errors --------------------------------------------------------------------------------------------------------------------------- */
 
 static int fail_at(const parser *p, int code, const char *what) {
   size_t line = 1, column = 1; /* in characters */
@@ -63,13 +64,15 @@ static int fail_found(const parser *p, const char *wanted) {
 }
 
 /* Why the arena gave nothing for `bytes` (it rounds up to 16). */
-static int arena_error(const sh_arena *a, size_t bytes) { return sh_arena_left(a) < 16 || bytes > sh_arena_left(a) - 15 ? SH_ERR_LIMIT : SH_ERR_NOMEM; }
+static int arena_error(const sh_arena *a, size_t bytes) {
+  return sh_arena_left(a) < 16 || bytes > sh_arena_left(a) - 15 ? SH_ERR_LIMIT : SH_ERR_NOMEM;
+}
 
 static int fail_memory(const parser *p, int code) {
   return fail_at(p, code, code == SH_ERR_LIMIT ? "the value needs more memory than this JSON text may take" : "out of memory");
 }
 
-/* --- Stack ------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Stack ---------------------------------------------------------------------------------------------------------------------------- */
 
 /* Pushes a value under the pending key. */
 static int push(parser *p, const sh_json *v) {
@@ -122,7 +125,7 @@ static int close_container(parser *p) {
   return 0;
 }
 
-/* --- Scalars ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Scalars -------------------------------------------------------------------------------------------------------------------------- */
 
 static void skip_blanks(parser *p) {
   while (p->at < p->n) {
@@ -279,7 +282,7 @@ static int push_word(parser *p, const char *word, const sh_json *v) {
   return rc;
 }
 
-/* --- Grammar ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Grammar -------------------------------------------------------------------------------------------------------------------------- */
 
 /* `"key" :` of a member. */
 static int read_key(parser *p, const char *wanted) {
@@ -355,7 +358,7 @@ int sh_json_parse(const char *text, size_t n, const sh_json_limits *lim, sh_aren
   return rc;
 }
 
-/* --- Look-ups ---------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Look-ups ------------------------------------------------------------------------------------------------------------------------- */
 
 const char *sh_json_type_name(sh_json_type t) {
   static const char *const names[] = {"null", "boolean", "number", "string", "array", "object"};
@@ -394,7 +397,7 @@ bool sh_json_eq_str(const sh_json *v, const char *s) {
   return sh_json_is(v, SH_JSON_STRING) && v->len == strlen(s) && memcmp(v->s, s, v->len) == 0;
 }
 
-/* --- Conversions ------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Conversions ---------------------------------------------------------------------------------------------------------------------- */
 
 /* The exponent after 'e', held to +-10^15: beyond any text that memory can hold, so that sums with digit counts do not overflow. */
 static int64_t read_exponent(const char *s) {
@@ -406,7 +409,8 @@ static int64_t read_exponent(const char *s) {
   return neg ? -v : v;
 }
 
-/* Exact, without a double in between: the number is its digits up to the last that is not 0, times a power of ten, which must not be negative. */
+/* Exact, without a double in between: the number is its digits up to the last that is not 0, times a power of ten, which must not be
+ * negative. */
 int sh_json_int(const sh_json *v, int64_t *out) {
   if (!sh_json_is(v, SH_JSON_NUMBER)) return SH_ERR_ARG;
   bool neg = v->s[0] == '-';
@@ -439,7 +443,7 @@ int sh_json_double(const sh_json *v, double *out) {
   return sh_parse_f64(v->s, out);
 }
 
-/* --- Builders ---------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Builders ------------------------------------------------------------------------------------------------------------------------- */
 
 static sh_json *new_node(sh_arena *a, sh_json v) {
   sh_json *n = sh_arena_alloc(a, sizeof *n);
@@ -465,8 +469,8 @@ sh_json *sh_json_new_int(sh_arena *a, int64_t v) {
   return text ? new_node(a, (sh_json){.type = SH_JSON_NUMBER, .s = text, .len = strlen(text)}) : NULL;
 }
 
-/* Makes room for one more child of `size` bytes in *storage (items or members of c). A container from the parser, or a copy of one that was built, has no
- * room: appending then moves to storage of its own and cannot write into what others share. */
+/* Makes room for one more child of `size` bytes in *storage (items or members of c). A container from the parser, or a copy of one that was
+ * built, has no room: appending then moves to storage of its own and cannot write into what others share. */
 static int grow(sh_arena *a, sh_json *c, void **storage, size_t size) {
   if (c->private_cap_log2 > 0 && c->len < (size_t)1 << c->private_cap_log2) return 0;
   unsigned log2 = 2;

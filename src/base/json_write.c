@@ -1,9 +1,10 @@
 /* JSON writer: compact text into a buffer, commas put by the writer.
  *
- * Any thread; the state of the open containers is two bit sets in sh_jw (one bit a level: "nothing written yet", "is an object"), so a writer lives on
- * the stack and costs no allocation. Strings from a model may be cut anywhere, so invalid UTF-8 becomes U+FFFD here: what leaves is always valid JSON.
- * Misuse (a value without a key in an object, an end that matches no begin) marks the buffer failed with SH_ERR_INTERNAL: a fault of this program, and
- * still an error and no broken text. Refused: building a tree and printing it (a streamed answer prints thousands of small objects). */
+ * Any thread; the state of the open containers is two bit sets in sh_jw (one bit a level: "nothing written yet", "is an object"), so a
+ * writer lives on the stack and costs no allocation. Strings from a model may be cut anywhere, so invalid UTF-8 becomes U+FFFD here: what
+ * leaves is always valid JSON. Misuse (a value without a key in an object, an end that matches no begin) marks the buffer failed with
+ * SH_ERR_INTERNAL: a fault of this program, and still an error and no broken text. Refused: building a tree and printing it (a streamed
+ * answer prints thousands of small objects). */
 #include "base/json.h"
 
 #include "base/err.h"
@@ -68,7 +69,7 @@ void sh_jw_end_obj(sh_jw *w) { end(w, '}'); }
 void sh_jw_arr(sh_jw *w) { begin(w, '['); }
 void sh_jw_end_arr(sh_jw *w) { end(w, ']'); }
 
-/* --- Scalars ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Scalars -------------------------------------------------------------------------------------------------------------------------- */
 
 static void put_escape(sh_buf *b, unsigned char c) {
   static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
@@ -130,8 +131,8 @@ void sh_jw_int(sh_jw *w, int64_t v) {
   sh_buf_printf(w->buf, "%" PRId64, v);
 }
 
-/* A double carries 15 decimal digits exactly, so if any text of up to 15 digits reads back as v, %.15g is that text; else 16 or 17 digits are needed.
- * Subnormals carry fewer digits, and there every length is tried. */
+/* A double carries 15 decimal digits exactly, so if any text of up to 15 digits reads back as v, %.15g is that text; else 16 or 17 digits
+ * are needed. Subnormals carry fewer digits, and there every length is tried. */
 void sh_jw_double(sh_jw *w, double v) {
   before_value(w);
   if (!isfinite(v)) {
@@ -159,7 +160,7 @@ void sh_jw_null(sh_jw *w) {
   sh_buf_puts(w->buf, "null");
 }
 
-/* --- Trees and pairs --------------------------------------------------------------------------------------------------------------------------- */
+/* --- Trees and pairs ------------------------------------------------------------------------------------------------------------------ */
 
 /* A recursion that MAX_DEPTH bounds: begin() fails the buffer at that level and the walk ends. */
 void sh_jw_value(sh_jw *w, const sh_json *v) {

@@ -1,9 +1,9 @@
 /* Logging: a level, and lines to stderr that never mix and cannot be forged.
  *
- * Any thread, no lock: a line is built on the stack and leaves in one write(), which the kernel keeps whole for pipes up to PIPE_BUF and for
- * files. Text may quote a request, so control characters (C0, DEL and the C1 range that some terminals obey) and invalid UTF-8 are written as escapes.
- * A line is cut at a few KiB: a log is for reading. Refused: stdio (its lock is held across a slow terminal's write by whichever thread logs, the
- * engine's included) and an own log thread. */
+ * Any thread, no lock: a line is built on the stack and leaves in one write(), which the kernel keeps whole for pipes up to PIPE_BUF and
+ * for files. Text may quote a request, so control characters (C0, DEL and the C1 range that some terminals obey) and invalid UTF-8 are
+ * written as escapes. A line is cut at a few KiB: a log is for reading. Refused: stdio (its lock is held across a slow terminal's write by
+ * whichever thread logs, the engine's included) and an own log thread. */
 #include "base/log.h"
 
 #include "base/err.h"

@@ -1,5 +1,5 @@
-/* Logging to stderr: one line per call, "2026-01-31T12:00:00.123Z INFO text", written with a single write() so that lines of threads never mix.
- * Control characters in the text are escaped (a request must not be able to forge a log line). */
+/* Logging to stderr: one line per call, "2026-01-31T12:00:00.123Z INFO text", written with a single write() so that lines of threads never
+ * mix. Control characters in the text are escaped (a request must not be able to forge a log line). */
 #ifndef SH_BASE_LOG_H
 #define SH_BASE_LOG_H
 

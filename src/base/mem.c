@@ -1,12 +1,13 @@
 /* Memory: the one place that calls malloc; growing buffers; arenas.
  *
- * Any thread; buffers and arenas belong to one thread at a time. The wrapper costs two thread-local reads per allocation and buys two tests that
- * matter: every constructor can be failed at its n-th allocation, and a decode step can prove that it allocates nothing. Both are per thread, so that
- * a test in one thread does not disturb the others.
+ * Any thread; buffers and arenas belong to one thread at a time. The wrapper costs two thread-local reads per allocation and buys two tests
+ * that matter: every constructor can be failed at its n-th allocation, and a decode step can prove that it allocates nothing. Both are per
+ * thread, so that a test in one thread does not disturb the others.
  *
- * A buffer has its maximum from the start and an error that sticks, so a writer of a hundred pieces checks once. An arena hands out zeroed, aligned
- * memory from chunks that double up to 1 MiB; a large piece gets a chunk of its own, so the unused tail of a chunk stays under a quarter of it.
- * Refused: freeing single pieces of an arena, and a pool of recycled arenas (malloc does that well enough at one arena per request). */
+ * A buffer has its maximum from the start and an error that sticks, so a writer of a hundred pieces checks once. An arena hands out zeroed,
+ * aligned memory from chunks that double up to 1 MiB; a large piece gets a chunk of its own, so the unused tail of a chunk stays under a
+ * quarter of it. Refused: freeing single pieces of an arena, and a pool of recycled arenas (malloc does that well enough at one arena per
+ * request). */
 #include "base/mem.h"
 
 #include "base/err.h"
@@ -15,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- Allocation ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- Allocation ----------------------------------------------------------------------------------------------------------------------- */
 
 /* No user address space is larger; above it some allocators (and the address sanitizer) do worse than return NULL. */
 #define MAX_ALLOC ((size_t)1 << 47)
@@ -69,7 +70,7 @@ void sh_mem_guard_begin(void) { guard_count = 0; }
 
 long sh_mem_guard_end(void) { return guard_count; }
 
-/* --- Buffers --------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Buffers -------------------------------------------------------------------------------------------------------------------------- */
 
 void sh_buf_init(sh_buf *b, size_t max) { *b = (sh_buf){.max = max}; }
 
@@ -138,7 +139,7 @@ char *sh_buf_detach(sh_buf *b) {
   return p;
 }
 
-/* --- Arenas ---------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Arenas --------------------------------------------------------------------------------------------------------------------------- */
 
 enum { ARENA_ALIGN = 16, ARENA_FIRST = 4096, ARENA_CHUNK_MAX = 1 << 20 };
 

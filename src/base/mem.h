@@ -27,32 +27,32 @@ long sh_mem_guard_end(void);
 /* --- A growing byte buffer. After a failed append `failed` stays set, later appends do nothing and return the same error, so a
  * writer may check once at the end. p is always NUL-terminated after the first successful append (NUL not counted in len). */
 typedef struct sh_buf {
-  char *p;       /* owned; NULL while empty */
-  size_t len;    /* bytes in use */
-  size_t cap;    /* private */
-  size_t max;    /* bytes it may grow to; over it an append fails with SH_ERR_LIMIT */
-  int failed;    /* 0, SH_ERR_LIMIT or SH_ERR_NOMEM */
+  char *p;    /* owned; NULL while empty */
+  size_t len; /* bytes in use */
+  size_t cap; /* private */
+  size_t max; /* bytes it may grow to; over it an append fails with SH_ERR_LIMIT */
+  int failed; /* 0, SH_ERR_LIMIT or SH_ERR_NOMEM; SH_ERR_INTERNAL from a JSON writer that was misused */
 } sh_buf;
 
 void sh_buf_init(sh_buf *b, size_t max);
-void sh_buf_free(sh_buf *b);               /* frees and re-initialises with the same max */
-void sh_buf_reset(sh_buf *b);              /* len = 0, keeps the memory, clears failed */
+void sh_buf_free(sh_buf *b);  /* frees and re-initialises with the same max */
+void sh_buf_reset(sh_buf *b); /* len = 0, keeps the memory, clears failed */
 int sh_buf_reserve(sh_buf *b, size_t more);
 int sh_buf_put(sh_buf *b, const void *p, size_t n);
 int sh_buf_puts(sh_buf *b, const char *s);
 int sh_buf_putc(sh_buf *b, char c);
 int sh_buf_printf(sh_buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-char *sh_buf_detach(sh_buf *b);            /* caller frees with sh_free; "" (allocated) when empty; NULL if it had failed */
+char *sh_buf_detach(sh_buf *b); /* caller frees with sh_free; "" (allocated) when empty; NULL if it had failed */
 
 /* --- An arena: everything parsed for one request lives in one and dies with it. Not thread-safe. */
 typedef struct sh_arena sh_arena;
-sh_arena *sh_arena_new(size_t max_bytes);                  /* NULL: out of memory */
-void sh_arena_free(sh_arena *a);                           /* accepts NULL */
-void *sh_arena_alloc(sh_arena *a, size_t bytes);           /* zeroed, 16-byte aligned; NULL: over max or out of memory */
-void *sh_arena_array(sh_arena *a, size_t n, size_t size);  /* as above, n*size checked */
+sh_arena *sh_arena_new(size_t max_bytes);                    /* NULL: out of memory */
+void sh_arena_free(sh_arena *a);                             /* accepts NULL */
+void *sh_arena_alloc(sh_arena *a, size_t bytes);             /* zeroed, 16-byte aligned; NULL: over max or out of memory */
+void *sh_arena_array(sh_arena *a, size_t n, size_t size);    /* as above, n*size checked */
 char *sh_arena_strdup(sh_arena *a, const char *s, size_t n); /* NUL-terminated copy of n bytes */
 char *sh_arena_printf(sh_arena *a, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-size_t sh_arena_used(const sh_arena *a);                   /* bytes handed out */
-size_t sh_arena_left(const sh_arena *a);                   /* bytes that may still be handed out: tells "over max" from "out of memory" */
+size_t sh_arena_used(const sh_arena *a); /* bytes handed out */
+size_t sh_arena_left(const sh_arena *a); /* bytes that may still be handed out: tells "over max" from "out of memory" */
 
 #endif

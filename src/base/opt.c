@@ -1,10 +1,11 @@
 /* Options: parsing of environment variables and the command line by a table.
  *
- * Main thread, at start-up. The one getenv of the program is here, so an option row is all there is to know about a variable. Values are checked as they
- * are read, and a message says which option or variable, what was found and what is wanted. The rules are argparse's, because users bring vLLM command
- * lines: a value may follow after a blank or "=", "_" in a name is read as "-", a list takes all values up to the next option, which is why the positional
- * MODEL comes first. Refused: argparse's abbreviations (a new option would break scripts that used one) and getopt_long (no types, ranges or
- * environment, and its own messages). The texts made from the table are in opt_text.c. */
+ * Main thread, at start-up. The one getenv of the program is here, so an option row is all there is to know about a variable. Values are
+ * checked as they are read, and a message says which option or variable, what was found and what is wanted. The rules are argparse's,
+ * because users bring vLLM command lines: a value may follow after a blank or "=", "_" in a name is read as "-", a list takes all values up
+ * to the next option, which is why the positional MODEL comes first. Refused: argparse's abbreviations (a new option would break scripts
+ * that used one) and getopt_long (no types, ranges or environment, and its own messages). The texts made from the table are in opt_text.c.
+ */
 #include "base/opt.h"
 
 #include "base/text.h"
@@ -14,7 +15,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* --- Values ------------------------------------------------------------------------------------------------------------------------------------ */
+/* --- Values --------------------------------------------------------------------------------------------------------------------------- */
 
 static int list_add(sh_strlist *l, const char *s) {
   if (l->n >= l->private_cap) {
@@ -103,7 +104,7 @@ static void list_restart(const sh_opt *o, void *opts) {
   l->n = 0;
 }
 
-/* --- Names ------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Names ---------------------------------------------------------------------------------------------------------------------------- */
 
 enum { NAME_MAX_BYTES = 64 }; /* longer than any option; a longer word is not a name */
 
@@ -165,7 +166,7 @@ static int fail_unknown(const sh_opt *table, const char *arg, const char *name, 
   return sh_fail(e, SH_ERR_ARG, "unknown option %.*s; the closest one is --%s (--help lists all)", shown, arg, near);
 }
 
-/* --- The command line -------------------------------------------------------------------------------------------------------------------------- */
+/* --- The command line ----------------------------------------------------------------------------------------------------------------- */
 
 typedef struct cursor {
   const sh_opt *table;

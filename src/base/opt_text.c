@@ -1,7 +1,7 @@
 /* Options: the texts made from a table: --help, the docs page, the effective configuration.
  *
- * Main thread, at start-up. Ranges, choices, defaults and environment names are printed from the same rows and the same struct of defaults that the parser
- * uses, so no page can disagree with the program. Refused: help texts that repeat a default by hand. */
+ * Main thread, at start-up. Ranges, choices, defaults and environment names are printed from the same rows and the same struct of defaults
+ * that the parser uses, so no page can disagree with the program. Refused: help texts that repeat a default by hand. */
 #include "base/opt.h"
 
 #include "base/text.h"
@@ -12,7 +12,7 @@
 
 enum { LEFT = 34, WIDTH = 110 }; /* columns: where descriptions begin, where they wrap */
 
-/* --- Values as text ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- Values as text ------------------------------------------------------------------------------------------------------------------- */
 
 static const void *field(const sh_opt *o, const void *opts) { return (const char *)opts + o->offset; }
 
@@ -104,7 +104,7 @@ static const char *metavar(const sh_opt *o) {
   return o->arg ? o->arg : names[o->type];
 }
 
-/* --- Help -------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Help ----------------------------------------------------------------------------------------------------------------------------- */
 
 /* Appends `text` wrapped at words, the first line beginning at column `at`, the others at `indent`; ends the line. */
 static void put_wrapped(const char *text, size_t at, size_t indent, sh_buf *out) {
@@ -202,7 +202,7 @@ int sh_opt_help(const sh_opt *table, const void *defaults, const char *usage, sh
   return out->failed;
 }
 
-/* --- Docs page --------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Docs page ------------------------------------------------------------------------------------------------------------------------ */
 
 /* Text in a cell of a Markdown table: "|" would end the cell. */
 static void put_cell(const char *s, sh_buf *out) {
@@ -252,7 +252,7 @@ int sh_opt_markdown(const sh_opt *table, const void *defaults, sh_buf *out) {
   return out->failed;
 }
 
-/* --- Effective configuration ------------------------------------------------------------------------------------------------------------------- */
+/* --- Effective configuration ---------------------------------------------------------------------------------------------------------- */
 
 int sh_opt_effective(const sh_opt *table, const void *opts, const void *defaults, sh_buf *out) {
   sh_buf value;

@@ -1,14 +1,15 @@
 /* The thread pool: n - 1 workers and the calling thread take the items of one job at a time.
  *
- * A job is one atomic word, `ticket`: generation in the high half, items still to hand out in the low half. Taking an item is a compare-and-swap that
- * counts the word down, so a worker that slept through a job cannot take an item of the next one with the old function: the generation differs and
- * the swap fails. A swap that succeeds also proves that fn, ctx and n_items, read before it, belong to this job, because the caller changes them only
- * after every item of the last job was counted in `pending`. So nobody waits for a worker that the machine keeps off its core unless it holds an item.
+ * A job is one atomic word, `ticket`: generation in the high half, items still to hand out in the low half. Taking an item is a
+ * compare-and-swap that counts the word down, so a worker that slept through a job cannot take an item of the next one with the old
+ * function: the generation differs and the swap fails. A swap that succeeds also proves that fn, ctx and n_items, read before it, belong to
+ * this job, because the caller changes them only after every item of the last job was counted in `pending`. So nobody waits for a worker
+ * that the machine keeps off its core unless it holds an item.
  *
- * Idle workers spin for about 50 us (the gap between two operations of a decode step is shorter; a futex wake-up is not) and then sleep on a
- * condition variable; the caller waits for the last items in the same way. Spinning is left out where threads outnumber cores: there it steals
- * the time of the thread it waits for. Refused: a barrier per job (a preempted worker would stall all), and OpenMP (its pool cannot be shared
- * with the engine's rules on signals and spinning). */
+ * Idle workers spin for about 50 us (the gap between two operations of a decode step is shorter; a futex wake-up is not) and then sleep on
+ * a condition variable; the caller waits for the last items in the same way. Spinning is left out where threads outnumber cores: there it
+ * steals the time of the thread it waits for. Refused: a barrier per job (a preempted worker would stall all), and OpenMP (its pool cannot
+ * be shared with the engine's rules on signals and spinning). */
 #include "base/pool.h"
 
 #include "base/mem.h"
@@ -29,8 +30,8 @@ typedef struct worker {
 } worker;
 
 struct sh_pool {
-  int size;        /* threads, the caller included */
-  int started;     /* workers that run and must be joined */
+  int size;    /* threads, the caller included */
+  int started; /* workers that run and must be joined */
   bool spin;
   worker *workers; /* [size - 1] */
 
@@ -39,7 +40,7 @@ struct sh_pool {
   _Atomic(sh_pool_fn) fn;
   _Atomic(void *) ctx;
   atomic_int n_items;
-  _Alignas(64) atomic_int pending; /* items not yet finished */
+  _Alignas(64) atomic_int pending;  /* items not yet finished */
   _Alignas(64) atomic_int sleepers; /* workers in or about to enter pthread_cond_wait(wake) */
   atomic_bool caller_sleeps;
   atomic_bool stop;
@@ -87,7 +88,7 @@ static void drain(sh_pool *p, int index) {
   }
 }
 
-/* --- Waiting ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Waiting -------------------------------------------------------------------------------------------------------------------------- */
 
 static bool work_or_stop(sh_pool *p) { return items_left(atomic_load(&p->ticket)) > 0 || atomic_load(&p->stop); }
 
@@ -107,8 +108,8 @@ static bool spin_until(sh_pool *p, bool (*cond)(sh_pool *)) {
   return false;
 }
 
-/* A worker's wait. It counts itself among the sleepers before it looks at the ticket a last time, and the caller sets the ticket before it looks at the
- * sleepers (both sequentially consistent), so one of the two sees the other. */
+/* A worker's wait. It counts itself among the sleepers before it looks at the ticket a last time, and the caller sets the ticket before it
+ * looks at the sleepers (both sequentially consistent), so one of the two sees the other. */
 static void wait_for_work(sh_pool *p) {
   if (spin_until(p, work_or_stop)) return;
   pthread_mutex_lock(&p->mutex);
@@ -139,7 +140,7 @@ static void wake_workers(sh_pool *p, int n) {
   pthread_mutex_unlock(&p->mutex);
 }
 
-/* --- Running ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Running -------------------------------------------------------------------------------------------------------------------------- */
 
 void sh_pool_run(sh_pool *p, sh_pool_fn fn, void *ctx, int n_items) {
   if (n_items <= 0) return;
@@ -168,7 +169,8 @@ static void *worker_main(void *arg) {
   return NULL;
 }
 
-/* Starts the workers with every signal blocked but the faults, which must reach the thread that made them: SIGINT and SIGTERM belong to the main thread. */
+/* Starts the workers with every signal blocked but the faults, which must reach the thread that made them: SIGINT and SIGTERM belong to the
+ * main thread. */
 static int start_workers(sh_pool *p, sh_error *e) {
   sigset_t block, old;
   sigfillset(&block);

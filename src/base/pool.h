@@ -1,5 +1,5 @@
-/* The thread pool and the clock. One pool per engine: its workers and the calling thread take items from an atomic counter, so a busy core does
- * not hold the others up. Workers spin briefly after a job and then sleep. */
+/* The thread pool and the clock. One pool per engine: its workers and the calling thread take items from an atomic counter, so a busy core
+ * does not hold the others up. Workers spin briefly after a job and then sleep. */
 #ifndef SH_BASE_POOL_H
 #define SH_BASE_POOL_H
 
@@ -17,10 +17,10 @@ int sh_pool_size(const sh_pool *p);
 /* Runs fn for every item and returns when all are done. One caller at a time. No allocation. n_items == 1 runs inline. */
 void sh_pool_run(sh_pool *p, sh_pool_fn fn, void *ctx, int n_items);
 
-int sh_cpu_count(void);          /* usable cores: affinity mask and cgroup v1/v2 quota (rounded up), at least 1 */
-int64_t sh_memory_limit(void);   /* bytes: the smaller of machine memory and the cgroup v1/v2 limit of this process */
-int64_t sh_now_ns(void);         /* monotonic */
-int64_t sh_unix_time(void);      /* seconds */
-int64_t sh_rss_bytes(void);      /* resident set of this process */
+int sh_cpu_count(void);        /* usable cores: affinity mask and cgroup v1/v2 quota (rounded up), at least 1 */
+int64_t sh_memory_limit(void); /* bytes: the smaller of machine memory and the cgroup v1/v2 limit of this process */
+int64_t sh_now_ns(void);       /* monotonic */
+int64_t sh_unix_time(void);    /* seconds */
+int64_t sh_rss_bytes(void);    /* resident set of this process */
 
 #endif

@@ -1,7 +1,8 @@
 /* The machine as this process may use it: clocks, cores, memory.
  *
- * Any thread; no state. Cores and memory take the container into account, because a pool of 64 threads under a quota of 4 cores is throttled to a
- * standstill several times a second, and a KV cache sized by the host's memory is killed. Refused: get_nprocs() and sysconf alone, for that reason. */
+ * Any thread; no state. Cores and memory take the container into account, because a pool of 64 threads under a quota of 4 cores is
+ * throttled to a standstill several times a second, and a KV cache sized by the host's memory is killed. Refused: get_nprocs() and sysconf
+ * alone, for that reason. */
 #include "base/pool.h"
 
 #include "base/cgroup.h"

@@ -1,9 +1,9 @@
 /* UTF-8, numbers, sizes and a hash: the small text helpers that exist once.
  *
- * Any thread; the only state is the "C" locale object that strtod reads with, made once. Decoding replaces by "maximal subparts" (Unicode 3.9, the rule
- * of WHATWG and of Python's errors="replace"), because the tokenizers we are compared with count the replaced characters that way.
- * Refused: an own strtod (correct rounding is long code; glibc's is right and takes a locale), and a table-driven decoder (request texts are short,
- * and the tokenizer's time goes elsewhere). */
+ * Any thread; the only state is the "C" locale object that strtod reads with, made once. Decoding replaces by "maximal subparts"
+ * (Unicode 3.9, the rule of WHATWG and of Python's errors="replace"), because the tokenizers we are compared with count the replaced
+ * characters that way. Refused: an own strtod (correct rounding is long code; glibc's is right and takes a locale), and a table-driven
+ * decoder (request texts are short, and the tokenizer's time goes elsewhere). */
 #include "base/text.h"
 
 #include "base/err.h"
@@ -17,10 +17,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- UTF-8 ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- UTF-8 ---------------------------------------------------------------------------------------------------------------------------- */
 
-/* What a lead byte promises: length of the sequence (0 = not a lead) and the bounds of its second byte, which is where overlong forms, surrogates and
- * code points above 10FFFF are refused. */
+/* What a lead byte promises: length of the sequence (0 = not a lead) and the bounds of its second byte, which is where overlong forms,
+ * surrogates and code points above 10FFFF are refused. */
 static int lead_info(unsigned char c, unsigned char *lo, unsigned char *hi) {
   *lo = 0x80;
   *hi = 0xBF;
@@ -135,7 +135,7 @@ int sh_utf8_sanitize(const char *s, size_t n, sh_buf *out) {
   return 0;
 }
 
-/* --- Strings and numbers ---------------------------------------------------------------------------------------------------------------------- */
+/* --- Strings and numbers -------------------------------------------------------------------------------------------------------------- */
 
 bool sh_str_starts(const char *s, const char *prefix) { return strncmp(s, prefix, strlen(prefix)) == 0; }
 
@@ -152,7 +152,8 @@ int sh_parse_i64(const char *s, int64_t *out) {
   for (; *s; s++) {
     if (*s < '0' || *s > '9') return SH_ERR_ARG;
     int digit = *s - '0';
-    if (__builtin_mul_overflow(v, 10, &v) || __builtin_sub_overflow(v, digit, &v)) return SH_ERR_ARG; /* negative: its range is one larger */
+    if (__builtin_mul_overflow(v, 10, &v) || __builtin_sub_overflow(v, digit, &v))
+      return SH_ERR_ARG; /* negative: its range is one larger */
   }
   if (!neg && __builtin_sub_overflow(INT64_C(0), v, &v)) return SH_ERR_ARG;
   *out = v;
@@ -175,7 +176,7 @@ int sh_parse_f64(const char *s, double *out) {
   return 0;
 }
 
-/* --- Sizes ------------------------------------------------------------------------------------------------------------------------------------ */
+/* --- Sizes ---------------------------------------------------------------------------------------------------------------------------- */
 
 /* The power of 1024 that a unit names ("", "B", "K", "KB", "KiB"..., any case); -1: not a unit. */
 static int unit_power(const char *u) {
@@ -230,7 +231,7 @@ const char *sh_format_size(int64_t bytes, char buf[32]) {
   return buf;
 }
 
-/* --- Hash ------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Hash ----------------------------------------------------------------------------------------------------------------------------- */
 
 /* Both halves of a 64 x 64 product: one multiplication mixes every input bit into the result. */
 static uint64_t fold(uint64_t a, uint64_t b) {

@@ -7,10 +7,10 @@
 #include <stdint.h>
 #include "base/mem.h"
 
-/* Decodes the code point at s[0..n), n > 0: returns its bytes (1..4) and sets *cp; for an invalid sequence returns the negative length of the maximal
- * subpart to replace by one U+FFFD (WHATWG / Python "replace" rule) and sets *cp = 0xFFFD. */
+/* Decodes the code point at s[0..n), n > 0: returns its bytes (1..4) and sets *cp; for an invalid sequence returns the negative length of
+ * the maximal subpart to replace by one U+FFFD (WHATWG / Python "replace" rule) and sets *cp = 0xFFFD. */
 int sh_utf8_decode(const char *s, size_t n, uint32_t *cp);
-int sh_utf8_encode(uint32_t cp, char out[4]);       /* returns bytes 1..4; surrogates and > 10FFFF encode U+FFFD */
+int sh_utf8_encode(uint32_t cp, char out[4]); /* returns bytes 1..4; surrogates and > 10FFFF encode U+FFFD */
 bool sh_utf8_valid(const char *s, size_t n);
 /* Bytes at the end of s[0..n) that begin a valid but incomplete sequence (0..3). */
 size_t sh_utf8_incomplete_tail(const char *s, size_t n);
@@ -19,7 +19,7 @@ bool sh_str_starts(const char *s, const char *prefix);
 bool sh_str_ends(const char *s, const char *suffix);
 /* Whole-string number parsing: SH_ERR_ARG on trailing bytes, range or emptiness. */
 int sh_parse_i64(const char *s, int64_t *out);
-int sh_parse_f64(const char *s, double *out);       /* finite, C locale */
+int sh_parse_f64(const char *s, double *out); /* finite, C locale */
 /* "8GiB", "512M", "1000": bytes. K/M/G/T are powers of 1024. */
 int sh_parse_size(const char *s, int64_t *out);
 /* "1.5 GiB" into buf. */

@@ -1,5 +1,5 @@
-/* Fuzz driver of the JSON reader and writer. Beyond "no crash": what is accepted is written and read again as the same text; what is refused has a sentence of
- * valid UTF-8; memory stays within the arena's limit; numbers convert without undefined behaviour. */
+/* Fuzz driver of the JSON reader and writer. Beyond "no crash": what is accepted is written and read again as the same text; what is
+ * refused has a sentence of valid UTF-8; memory stays within the arena's limit; numbers convert without undefined behaviour. */
 #include "base/json.h"
 #include "base/text.h"
 

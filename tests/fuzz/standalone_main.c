@@ -2,10 +2,10 @@
  *
  *   fuzz_X CORPUS_DIR [ITERATIONS [SEED [FIRST]]]
  *
- * A driver is a file fuzz_X.c with LLVMFuzzerTestOneInput, so the same file also links against libFuzzer. The mutation of an iteration depends on nothing but
- * (SEED, iteration, corpus), so a failure is repeated by running one iteration: FIRST = its number, ITERATIONS = 1. The input that was running when the
- * program died is written to ./fuzz-crash.bin, also when a sanitizer ended it. An input that takes more than 20 s counts as a hang.
- * Corpus files are sorted by name, because the order of readdir differs between machines. */
+ * A driver is a file fuzz_X.c with LLVMFuzzerTestOneInput, so the same file also links against libFuzzer. The mutation of an iteration
+ * depends on nothing but (SEED, iteration, corpus), so a failure is repeated by running one iteration: FIRST = its number, ITERATIONS = 1.
+ * The input that was running when the program died is written to ./fuzz-crash.bin, also when a sanitizer ended it. An input that takes more
+ * than 20 s counts as a hang. Corpus files are sorted by name, because the order of readdir differs between machines. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -35,7 +35,7 @@ static const uint8_t *current;
 static size_t current_n;
 static char current_name[300];
 
-/* --- Crashes ------------------------------------------------------------------------------------------------------------------------------------ */
+/* --- Crashes -------------------------------------------------------------------------------------------------------------------------- */
 
 static void say(const char *s) {
   if (write(STDERR_FILENO, s, strlen(s)) < 0) return;
@@ -75,7 +75,7 @@ static void run_one(const uint8_t *p, size_t n) {
   free(exact);
 }
 
-/* --- Corpus ------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Corpus --------------------------------------------------------------------------------------------------------------------------- */
 
 static int by_name(const void *a, const void *b) { return strcmp(((const input *)a)->name, ((const input *)b)->name); }
 
@@ -106,7 +106,7 @@ static int load_corpus(const char *dir) {
   return n_corpus ? 0 : -1;
 }
 
-/* --- Mutations ---------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Mutations ------------------------------------------------------------------------------------------------------------------------ */
 
 static uint64_t rng;
 
@@ -129,8 +129,30 @@ static size_t replace(uint8_t *buf, size_t len, size_t at, size_t cut, const uin
 
 /* Bytes at which parsers turn: ends of ranges as integers, brackets, quotes, broken UTF-8. */
 static size_t interesting(uint8_t *out) {
-  static const char *const words[] = {"\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF", "\x7F\xFF\xFF\xFF", "\xFF\xFF\xFF\x7F", "-1", "18446744073709551616", "1e999", "\\u0000",
-                                      "\\ud800", "\xC3", "\xF0\x9F", "\xED\xA0\x80", "[[[[[[[[", "{\"", "\"", "}", "]", "{{", "}}", "{%", "%}", "\n", "\r\n\r\n", "%n%s", "NaN"};
+  static const char *const words[] = {"\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF",
+                                      "\x7F\xFF\xFF\xFF",
+                                      "\xFF\xFF\xFF\x7F",
+                                      "-1",
+                                      "18446744073709551616",
+                                      "1e999",
+                                      "\\u0000",
+                                      "\\ud800",
+                                      "\xC3",
+                                      "\xF0\x9F",
+                                      "\xED\xA0\x80",
+                                      "[[[[[[[[",
+                                      "{\"",
+                                      "\"",
+                                      "}",
+                                      "]",
+                                      "{{",
+                                      "}}",
+                                      "{%",
+                                      "%}",
+                                      "\n",
+                                      "\r\n\r\n",
+                                      "%n%s",
+                                      "NaN"};
   size_t k = below(sizeof words / sizeof words[0] + 1);
   if (k == 0) {
     memset(out, 0, 8);
@@ -153,12 +175,8 @@ static size_t mutate_once(uint8_t *buf, size_t len) {
     if (len) buf[at % len] = (uint8_t)next();
     return len;
   case 3: return replace(buf, len, at, 0, piece, interesting(piece));
-  case 4:
-    n = interesting(piece);
-    return replace(buf, len, at, n < len - at ? n : len - at, piece, n);
-  case 5: /* remove a piece */
-    n = below(len - at < 32 ? len - at + 1 : 32);
-    return replace(buf, len, at, n, piece, 0);
+  case 4: n = interesting(piece); return replace(buf, len, at, n < len - at ? n : len - at, piece, n);
+  case 5: /* remove a piece */ n = below(len - at < 32 ? len - at + 1 : 32); return replace(buf, len, at, n, piece, 0);
   case 6: { /* repeat a piece of itself */
     n = below(len - at < sizeof piece ? len - at + 1 : sizeof piece);
     memcpy(piece, buf + at, n);

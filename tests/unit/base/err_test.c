@@ -54,7 +54,8 @@ static void invalid_bytes_become_replacement_characters(void **state) {
   (void)state;
   sh_error e;
   sh_fail(&e, SH_ERR_ARG, "a%sb\n\n", "\xFF\xC3");
-  assert_string_equal(e.text, "a\xEF\xBF\xBD\xEF\xBF\xBD" "b");
+  assert_string_equal(e.text, "a\xEF\xBF\xBD\xEF\xBF\xBD"
+                              "b");
 }
 
 static void every_code_has_a_name(void **state) {
@@ -66,9 +67,12 @@ static void every_code_has_a_name(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(fail_returns_the_code_and_writes_the_sentence), cmocka_unit_test(an_error_struct_is_optional),
-      cmocka_unit_test(a_prefix_goes_before_the_sentence),             cmocka_unit_test(the_sentence_may_quote_itself),
-      cmocka_unit_test(a_long_sentence_is_cut_between_characters),     cmocka_unit_test(invalid_bytes_become_replacement_characters),
+      cmocka_unit_test(fail_returns_the_code_and_writes_the_sentence),
+      cmocka_unit_test(an_error_struct_is_optional),
+      cmocka_unit_test(a_prefix_goes_before_the_sentence),
+      cmocka_unit_test(the_sentence_may_quote_itself),
+      cmocka_unit_test(a_long_sentence_is_cut_between_characters),
+      cmocka_unit_test(invalid_bytes_become_replacement_characters),
       cmocka_unit_test(every_code_has_a_name),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -208,7 +208,8 @@ static void paths_are_joined_and_split(void **state) {
   static const struct {
     const char *dir, *name, *want;
   } cases[] = {
-      {"a", "b", "a/b"}, {"a/", "b", "a/b"}, {"a//", "b", "a/b"}, {"", "b", "b"}, {"a", "/b", "/b"}, {"/", "b", "/b"}, {"/a/b", "c/d", "/a/b/c/d"},
+      {"a", "b", "a/b"}, {"a/", "b", "a/b"}, {"a//", "b", "a/b"},         {"", "b", "b"},
+      {"a", "/b", "/b"}, {"/", "b", "/b"},   {"/a/b", "c/d", "/a/b/c/d"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     char *p = sh_path_join(cases[i].dir, cases[i].name);

@@ -10,7 +10,8 @@ typedef struct opts {
   sh_strlist names;
 } opts;
 
-static const opts DEFAULTS = {.prefix_caching = true, .port = 8000, .share = 0.9, .cache = INT64_C(4) << 30, .host = "127.0.0.1", .dtype = "auto"};
+static const opts DEFAULTS = {
+    .prefix_caching = true, .port = 8000, .share = 0.9, .cache = INT64_C(4) << 30, .host = "127.0.0.1", .dtype = "auto"};
 
 #define AT(f) offsetof(opts, f)
 static const sh_opt TABLE[] = {

@@ -167,14 +167,10 @@ static void zero_threads_means_one_per_usable_core(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(every_item_runs_once_at_any_pool_size),
-      cmocka_unit_test(jobs_that_follow_at_once_do_not_take_each_others_items),
-      cmocka_unit_test(workers_that_went_to_sleep_wake_up),
-      cmocka_unit_test(a_worker_helps_the_caller),
-      cmocka_unit_test(idle_workers_stop_using_the_processor),
-      cmocka_unit_test(running_a_job_allocates_nothing),
-      cmocka_unit_test(a_pool_that_cannot_be_made_says_why),
-      cmocka_unit_test(zero_threads_means_one_per_usable_core),
+      cmocka_unit_test(every_item_runs_once_at_any_pool_size), cmocka_unit_test(jobs_that_follow_at_once_do_not_take_each_others_items),
+      cmocka_unit_test(workers_that_went_to_sleep_wake_up),    cmocka_unit_test(a_worker_helps_the_caller),
+      cmocka_unit_test(idle_workers_stop_using_the_processor), cmocka_unit_test(running_a_job_allocates_nothing),
+      cmocka_unit_test(a_pool_that_cannot_be_made_says_why),   cmocka_unit_test(zero_threads_means_one_per_usable_core),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

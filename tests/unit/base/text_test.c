@@ -28,12 +28,12 @@ static void invalid_sequences_are_replaced_by_maximal_subparts(void **state) {
     const char *out;
   } cases[] = {
       {"a\x80z", "a?z"},
-      {"\xC0\x80", "??"},                 /* overlong NUL */
-      {"\xE0\x80\x80", "???"},            /* overlong: the second byte is out of its bounds */
-      {"\xED\xA0\x80", "???"},            /* a surrogate */
-      {"\xF4\x90\x80\x80", "????"},       /* above 10FFFF */
+      {"\xC0\x80", "??"},           /* overlong NUL */
+      {"\xE0\x80\x80", "???"},      /* overlong: the second byte is out of its bounds */
+      {"\xED\xA0\x80", "???"},      /* a surrogate */
+      {"\xF4\x90\x80\x80", "????"}, /* above 10FFFF */
       {"\xF5\x80", "??"},
-      {"\xE2\x82", "?"},                  /* cut: one subpart */
+      {"\xE2\x82", "?"}, /* cut: one subpart */
       {"\xE2\x82z", "?z"},
       {"\xF0\x9F\x98", "?"},
       {"\xF0\x9F\x98\xF0\x9F\x98\x80", "?\xF0\x9F\x98\x80"},
@@ -65,8 +65,22 @@ static void the_incomplete_tail_is_what_may_still_become_a_character(void **stat
     const char *s;
     size_t tail;
   } cases[] = {
-      {"", 0}, {"a", 0}, {"\xC3", 1}, {"a\xE2\x82", 2}, {"\xF0\x9F\x98", 3}, {"\xF0\x9F\x98\x80", 0}, {"\xE2\x82\xAC", 0}, {"\xED\xA0", 0},
-      {"\xE0\x80", 0}, {"\x80", 0}, {"\x80\x80\x80", 0}, {"\xF0\x9F", 2}, {"\xFF", 0}, {"\xC0", 0}, {"\xF4\x90", 0}, {"\xED", 1},
+      {"", 0},
+      {"a", 0},
+      {"\xC3", 1},
+      {"a\xE2\x82", 2},
+      {"\xF0\x9F\x98", 3},
+      {"\xF0\x9F\x98\x80", 0},
+      {"\xE2\x82\xAC", 0},
+      {"\xED\xA0", 0},
+      {"\xE0\x80", 0},
+      {"\x80", 0},
+      {"\x80\x80\x80", 0},
+      {"\xF0\x9F", 2},
+      {"\xFF", 0},
+      {"\xC0", 0},
+      {"\xF4\x90", 0},
+      {"\xED", 1},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
     assert_int_equal(sh_utf8_incomplete_tail(cases[i].s, strlen(cases[i].s)), cases[i].tail);
@@ -113,15 +127,24 @@ static void sizes_take_units_of_1024(void **state) {
     const char *s;
     int64_t v;
   } good[] = {
-      {"1000", 1000}, {"0", 0}, {"8GiB", INT64_C(8) << 30}, {"512M", 512 << 20}, {"1.5k", 1536}, {"2 TB", INT64_C(2) << 40}, {"7B", 7}, {"3mib", 3 << 20},
-      {"4K", 4096}, {"0.5 GiB", 512 << 20},
+      {"1000", 1000},
+      {"0", 0},
+      {"8GiB", INT64_C(8) << 30},
+      {"512M", 512 << 20},
+      {"1.5k", 1536},
+      {"2 TB", INT64_C(2) << 40},
+      {"7B", 7},
+      {"3mib", 3 << 20},
+      {"4K", 4096},
+      {"0.5 GiB", 512 << 20},
   };
   int64_t v;
   for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
     assert_int_equal(sh_parse_size(good[i].s, &v), 0);
     assert_true(v == good[i].v);
   }
-  static const char *const bad[] = {"", "G", "-1", "8X", "8GiBs", "8Gi", "1..5G", "9999999999T", "99999999999999999999", "8 G B", ".", "bib"};
+  static const char *const bad[] = {"",      "G", "-1", "8X", "8GiBs", "8Gi", "1..5G", "9999999999T", "99999999999999999999",
+                                    "8 G B", ".", "bib"};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) assert_int_equal(sh_parse_size(bad[i], &v), SH_ERR_ARG);
   char buf[32];
   assert_string_equal(sh_format_size(1536 << 20, buf), "1.5 GiB");
