@@ -38,7 +38,7 @@ LAYERS = ["main", "cli", "server", "sheng.h", "engine", "model", "backend", "ker
 # sheng.h stands between the server and the engine, so these must not be reached past it.
 BEHIND_SHENG_H = {"engine", "model", "backend", "kernels"}
 
-ALLOW = re.compile(r"style: allow(\s+\S+)?")
+ALLOW = re.compile(r"style: allow(\s+\w+)?")
 CALL = re.compile(r"(?<![\w.>])(%s)\s*\(" % "|".join(sorted(set(UNSAFE + HEAP + ENDS + ["getenv", "secure_getenv"]), key=len, reverse=True)))
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 LEFTOVER = re.compile(r"\b(TODO|FIXME|XXX)\b")
