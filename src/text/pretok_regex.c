@@ -3,7 +3,7 @@
  * Runs when a model is opened. The two agree on nearly everything a split pattern uses; this file knows where they do not, and there it rewrites or refuses,
  * so that a pattern never silently means something else:
  *   \s \S     White_Space in Oniguruma; PCRE2 adds U+180E
- *   \w \b     Oniguruma counts marks and connectors as word characters
+ *   \w \b     Oniguruma counts marks, connectors and some superscripts as word characters
  *   \h \v \O  hex digit, vertical tab, any character; PCRE2: horizontal space, vertical space, -
  *   \p{Han}   the script property; PCRE2 means script extensions by it
  *   {,n}      is {0,n};  {n,m}+ repeats the interval (PCRE2: possessive) and is refused
@@ -20,6 +20,7 @@
 #include <string.h>
 
 #define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+#define BARE WORD "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}" /* outside a class, Oniguruma takes the word bit of Latin-1 too */
 #define HEX "0-9A-Fa-f"
 
 typedef struct reader { const char *s; size_t n, i; sh_buf *out; sh_error *e; } reader;
@@ -113,13 +114,13 @@ static int escape(reader *r) {
   int rc = common_escape(r);
   if (rc != 1) return rc;
   switch (at(r, 1)) {
-  case 'w': return replace(r, 2, "[" WORD "]");
-  case 'W': return replace(r, 2, "[^" WORD "]");
+  case 'w': return replace(r, 2, "[" BARE "]");
+  case 'W': return replace(r, 2, "[^" BARE "]");
   case 'h': return replace(r, 2, "[" HEX "]");
   case 'H': return replace(r, 2, "[^" HEX "]");
   case 'O': return replace(r, 2, "(?s:.)");
-  case 'b': return replace(r, 2, "(?:(?<=[" WORD "])(?![" WORD "])|(?<![" WORD "])(?=[" WORD "]))");
-  case 'B': return replace(r, 2, "(?:(?<=[" WORD "])(?=[" WORD "])|(?<![" WORD "])(?![" WORD "]))");
+  case 'b': return replace(r, 2, "(?:(?<=[" BARE "])(?![" BARE "])|(?<![" BARE "])(?=[" BARE "]))");
+  case 'B': return replace(r, 2, "(?:(?<=[" BARE "])(?=[" BARE "])|(?<![" BARE "])(?![" BARE "]))");
   case 'A': case 'z': case 'Z': case 'G': case 'N': case 'R': case 'X': return copy(r, 2);
   default: return refuse(r, "an escape");
   }
@@ -135,7 +136,7 @@ static int posix_class(reader *r) {
       {"lower", "\\p{Lowercase}", "\\P{Lowercase}"}, {"cntrl", "\\p{Cc}", "\\P{Cc}"},
       {"alnum", "\\p{Alphabetic}\\p{Nd}", NULL}, {"word", WORD, NULL},
       {"xdigit", HEX, NULL}, {"blank", "\\p{Zs}\\t", NULL},
-      {"punct", "\\p{P}$+<=>\\^`|~", NULL},
+      {"punct", "\\p{P}\\p{S}", NULL},
   };
   for (size_t k = 0; k < sizeof known / sizeof *known; k++) {
     char yes[16], no[16];

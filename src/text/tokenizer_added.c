@@ -4,6 +4,7 @@
  * byte by byte, and the last one that was complete wins. Nearly all tokens begin with "<", so memchr does the walking.
  * The white space and word rules are those of HF tokenizers (whose regex engine defines both): they look at the text as it was before any token was cut out,
  * and a token that is refused for standing inside a word still moves the search behind itself.
+ * Two tokens can have the same text after normalization; then the one listed first matches (HF tokenizers picks one at random).
  * Refused: an Aho-Corasick automaton. It is linear even where tokens share long prefixes, but its tables are large, and the files that would need it do not
  * exist: the narrowing ends after one or two bytes at all but the real tokens. */
 #include "text/tokenizer_added.h"
@@ -33,7 +34,8 @@ int sh_added_add(sh_added *a, int32_t id, const char *content, size_t len, unsig
 static int compare(const void *x, const void *y, void *text) {
   const sh_added_token *a = x, *b = y;
   int d = memcmp((char *)text + a->off, (char *)text + b->off, a->len < b->len ? a->len : b->len);
-  return d ? d : (a->len > b->len) - (a->len < b->len);
+  if (d == 0) d = (a->len > b->len) - (a->len < b->len);
+  return d ? d : (a->off > b->off) - (a->off < b->off);
 }
 
 void sh_added_finish(sh_added *a) {
@@ -137,7 +139,8 @@ static const sh_added_token *longest_at(const sh_added *a, const char *s, size_t
   uint32_t lo = a->first[c], hi = a->first[c + 1];
   const sh_added_token *best = NULL;
   for (size_t depth = 1; lo < hi; depth++) {
-    while (lo < hi && a->v[lo].len == depth) best = &a->v[lo++];
+    for (; lo < hi && a->v[lo].len == depth; lo++)
+      if (!best || best->len < depth) best = &a->v[lo];
     if (lo == hi || i + depth >= n) break;
     c = (unsigned char)s[i + depth];
     lo = lower_bound(a, lo, hi, depth, c);
@@ -175,6 +178,7 @@ int32_t sh_added_next(const sh_added *a, const char *s, size_t n, sh_added_curso
     }
     /* inside white space that the token before took, that run's end is known: a text of spaces must not cost n * n */
     if (t->flags & SH_ADDED_RSTRIP) stop = stop <= c->done ? c->done : skip_space(s, n, stop);
+    if (i >= stop) continue; /* all of it went to the token before */
     *start = i;
     *end = c->done = stop;
     return t->id;

@@ -14,7 +14,7 @@
 enum { MAX_FILE = 1 << 28 };  /* bytes of tokenizer.json */
 enum { MAX_NESTING = 4 };     /* Sequence inside Sequence */
 
-typedef struct loader { sh_tok *t; sh_error *e; bool byte_level; } loader;
+typedef struct loader { sh_tok *t; sh_error *e; bool byte_level, template_seen; } loader;
 
 /* --- Reading fields --------------------------------------------------------------------------------------------------------------------------------- */
 
@@ -279,36 +279,27 @@ static int template_ids(loader *l, const sh_json *v, const char *name, int32_t *
   return rc;
 }
 
-/* "single" is a list of {"SpecialToken": {"id": name}} and one {"Sequence": {"id": "A"}}. The template goes around what earlier processors added. */
+/* "single" is a list of {"SpecialToken": {"id": name}} and one {"Sequence": {"id": "A"}}. */
 static int load_template(loader *l, const sh_json *v) {
+  sh_tok *t = l->t;
   const sh_json *single;
   int rc = read_array(l, v, "single", &single);
-  int32_t before[SH_TOK_MAX_EXTRA], after[SH_TOK_MAX_EXTRA];
-  int n_before = 0, n_after = 0;
   bool seen = false;
   for (size_t i = 0; !rc && i < single->len; i++) {
     const sh_json *token = sh_json_path(&single->items[i], "SpecialToken.id"), *seq = sh_json_path(&single->items[i], "Sequence.id");
-    if (sh_json_is(token, SH_JSON_STRING)) rc = seen ? template_ids(l, v, token->s, after, &n_after) : template_ids(l, v, token->s, before, &n_before);
+    if (sh_json_is(token, SH_JSON_STRING)) rc = seen ? template_ids(l, v, token->s, t->after, &t->n_after) : template_ids(l, v, token->s, t->before, &t->n_before);
     else if (sh_json_eq_str(seq, "A") && !seen) seen = true;
     else rc = sh_fail(l->e, SH_ERR_FORMAT, "item %zu of the template is neither a special token nor the one sequence A", i);
   }
-  if (rc) return rc;
-  if (!seen) return sh_fail(l->e, SH_ERR_FORMAT, "the template has no sequence A");
-  sh_tok *t = l->t;
-  if (n_before + t->n_before > SH_TOK_MAX_EXTRA || n_after + t->n_after > SH_TOK_MAX_EXTRA)
-    return sh_fail(l->e, SH_ERR_LIMIT, "the templates add more than %d tokens", SH_TOK_MAX_EXTRA);
-  memmove(t->before + n_before, t->before, (size_t)t->n_before * sizeof *before);
-  memcpy(t->before, before, (size_t)n_before * sizeof *before);
-  t->n_before += n_before;
-  memcpy(t->after + t->n_after, after, (size_t)n_after * sizeof *after);
-  t->n_after += n_after;
-  return 0;
+  return rc || seen ? rc : sh_fail(l->e, SH_ERR_FORMAT, "the template has no sequence A");
 }
 
 static int on_post_processor(loader *l, const sh_json *v, const char *type) {
   if (strcmp(type, "ByteLevel") == 0) return 0; /* moves offsets, not ids */
-  if (strcmp(type, "TemplateProcessing") == 0) return load_template(l, v);
-  return unsupported(l, "post-processor", type);
+  if (strcmp(type, "TemplateProcessing") != 0) return unsupported(l, "post-processor", type);
+  if (l->template_seen) return unsupported(l, "second post-processor", type); /* HF tokenizers reads the first one's output as a pair of texts */
+  l->template_seen = true;
+  return load_template(l, v);
 }
 
 /* --- The file --------------------------------------------------------------------------------------------------------------------------------------- */
