@@ -1,5 +1,5 @@
-/* GGUF v2/v3 files, little endian. The whole file is mapped; metadata values are read on demand from the map, so a vocabulary of 250k strings costs an index only.
- * Source of the layout: shared facts on GGUF (header, value types, alignment). */
+/* GGUF v2/v3 files, little endian. The whole file is mapped; metadata values are read on demand from the map, so a vocabulary of 250k
+ * strings costs an index only. Source of the layout: shared facts on GGUF (header, value types, alignment). */
 #ifndef SH_FORMATS_GGUF_H
 #define SH_FORMATS_GGUF_H
 
@@ -13,10 +13,11 @@ int sh_gguf_open(sh_gguf **out, const char *path, sh_error *e);
 void sh_gguf_close(sh_gguf *g);
 
 int sh_gguf_count(const sh_gguf *g);
-const sh_ftensor *sh_gguf_at(const sh_gguf *g, int i);                  /* NULL out of range */
-const sh_ftensor *sh_gguf_find(const sh_gguf *g, const char *name);     /* O(1); NULL when absent */
+const sh_ftensor *sh_gguf_at(const sh_gguf *g, int i);              /* NULL out of range */
+const sh_ftensor *sh_gguf_find(const sh_gguf *g, const char *name); /* O(1); NULL when absent */
 
-/* Scalars: 0, SH_ERR_NOT_FOUND (key absent), SH_ERR_FORMAT (another type, out of range, not finite). Any integer type (and bool) is read by _int, any number by _float. */
+/* Scalars: 0, SH_ERR_NOT_FOUND (key absent), SH_ERR_FORMAT (another type, out of range, not finite). Any integer type (and bool) is read by
+ * _int, any number by _float. */
 int sh_gguf_int(const sh_gguf *g, const char *key, int64_t *out);
 int sh_gguf_float(const sh_gguf *g, const char *key, double *out);
 int sh_gguf_str(const sh_gguf *g, const char *key, const char **s, size_t *len); /* borrowed from the map, not NUL-terminated */

@@ -5,8 +5,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef struct sh_nameslot { const char *name; uint32_t len; int32_t value; } sh_nameslot;
-typedef struct sh_nameindex { sh_nameslot *private_slots; size_t private_cap, private_used; } sh_nameindex;
+typedef struct sh_nameslot {
+  const char *name;
+  uint32_t len;
+  int32_t value;
+} sh_nameslot;
+typedef struct sh_nameindex {
+  sh_nameslot *private_slots;
+  size_t private_cap, private_used;
+} sh_nameindex;
 
 /* Room for n names, fixed. SH_ERR_NOMEM. Free with sh_nameindex_free, which accepts a zeroed struct. */
 int sh_nameindex_init(sh_nameindex *x, size_t n);

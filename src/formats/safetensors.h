@@ -11,7 +11,7 @@ typedef struct sh_st sh_st;
 int sh_st_open(sh_st **out, const char *path, sh_error *e);
 void sh_st_close(sh_st *s);
 int sh_st_count(const sh_st *s);
-const sh_ftensor *sh_st_at(const sh_st *s, int i);                  /* in file order of the header */
+const sh_ftensor *sh_st_at(const sh_st *s, int i); /* in file order of the header */
 const sh_ftensor *sh_st_find(const sh_st *s, const char *name);
 
 /* Writes tensors (name, type, dims, data, bytes filled in) to a new file, atomically by rename; data 8-byte aligned. */

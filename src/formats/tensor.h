@@ -7,30 +7,39 @@
 #include <stdint.h>
 
 typedef enum sh_dtype {
-  SH_F32, SH_F16, SH_BF16,
-  SH_Q8_0,  /* GGUF: 32 weights, f16 d, 32 x i8;            34 B: w = d q */
-  SH_Q4_0,  /* GGUF: 32 weights, f16 d, 16 B of nibbles;    18 B: w = d (q - 8); low nibbles are weights 0..15 */
-  SH_Q4_1,  /* GGUF: 32 weights, f16 d, f16 m, 16 B;        20 B: w = d q + m */
-  SH_Q6_K,  /* GGUF: 256 weights, 210 B */
-  SH_I64, SH_I32, SH_I16, SH_I8, SH_U8, SH_BOOL, SH_F64,  /* recognised in files; not weights of a matrix */
+  SH_F32,
+  SH_F16,
+  SH_BF16,
+  SH_Q8_0, /* GGUF: 32 weights, f16 d, 32 x i8;            34 B: w = d q */
+  SH_Q4_0, /* GGUF: 32 weights, f16 d, 16 B of nibbles;    18 B: w = d (q - 8); low nibbles are weights 0..15 */
+  SH_Q4_1, /* GGUF: 32 weights, f16 d, f16 m, 16 B;        20 B: w = d q + m */
+  SH_Q6_K, /* GGUF: 256 weights, 210 B */
+  SH_I64,
+  SH_I32,
+  SH_I16,
+  SH_I8,
+  SH_U8,
+  SH_BOOL,
+  SH_F64,   /* recognised in files; not weights of a matrix */
   SH_OTHER, /* recognised by name only (type_name says which); using it is SH_ERR_UNSUPPORTED */
   SH_DTYPE_COUNT
 } sh_dtype;
 
 const char *sh_dtype_name(sh_dtype t);
-int sh_dtype_block(sh_dtype t);          /* weights per block (1, 32, 256); 0 for SH_OTHER */
-int sh_dtype_block_bytes(sh_dtype t);    /* bytes per block; 0 for SH_OTHER */
+int sh_dtype_block(sh_dtype t);       /* weights per block (1, 32, 256); 0 for SH_OTHER */
+int sh_dtype_block_bytes(sh_dtype t); /* bytes per block; 0 for SH_OTHER */
 
 enum { SH_MAX_DIMS = 6 };
 
-/* A tensor in a file. Borrowed from the checkpoint that owns the map. dims are slowest first (C order), also for GGUF: a matrix is [out, in]. */
+/* A tensor in a file. Borrowed from the checkpoint that owns the map. dims are slowest first (C order), also for GGUF: a matrix is [out,
+ * in]. */
 typedef struct sh_ftensor {
-  const char *name;        /* as stored */
+  const char *name; /* as stored */
   sh_dtype type;
-  const char *type_name;   /* as stored: "BF16", "Q5_K", "F8_E4M3" */
+  const char *type_name; /* as stored: "BF16", "Q5_K", "F8_E4M3" */
   int n_dims;
   int64_t dims[SH_MAX_DIMS];
-  const uint8_t *data;     /* into the map; alignment of 1 byte is all that is promised */
+  const uint8_t *data; /* into the map; alignment of 1 byte is all that is promised */
   size_t bytes;
 } sh_ftensor;
 
@@ -38,9 +47,9 @@ typedef struct sh_ftensor {
 typedef struct sh_wview {
   sh_dtype type;
   int64_t rows, cols;
-  const uint8_t *data;   /* row r starts at data + r * row_bytes; any alignment */
+  const uint8_t *data; /* row r starts at data + r * row_bytes; any alignment */
   size_t row_bytes;
-  const char *name;      /* for messages; borrowed */
+  const char *name; /* for messages; borrowed */
 } sh_wview;
 
 int64_t sh_ftensor_count(const sh_ftensor *t); /* elements */

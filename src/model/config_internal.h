@@ -7,7 +7,7 @@
 
 enum {
   SH_MAX_VOCAB = 1 << 24,
-  SH_MAX_WIDTH = 1 << 20,    /* hidden, FFN */
+  SH_MAX_WIDTH = 1 << 20, /* hidden, FFN */
   SH_MAX_HEADS = 1024,
   SH_MAX_EXPERTS = 4096,
   SH_MAX_CONV = 16,

@@ -1,11 +1,14 @@
-/* A checkpoint's tensors bound to named fields. Matrices are views into the map (zero copy); small vectors are owned float32 arrays in the form the
- * computation wants, whatever the file stored. Immutable after sh_weights_bind; shared by all threads. Letters of shapes: model/config.h. */
+/* A checkpoint's tensors bound to named fields. Matrices are views into the map (zero copy); small vectors are owned float32 arrays in the
+ * form the computation wants, whatever the file stored. Immutable after sh_weights_bind; shared by all threads. Letters of shapes:
+ * model/config.h. */
 #ifndef SH_MODEL_WEIGHTS_H
 #define SH_MODEL_WEIGHTS_H
 
 #include "model/config.h"
 
-typedef struct sh_w_expert { sh_wview gate, up, down; } sh_w_expert; /* [I, H], [I, H], [H, I] */
+typedef struct sh_w_expert {
+  sh_wview gate, up, down;
+} sh_w_expert; /* [I, H], [I, H], [H, I] */
 
 typedef struct sh_w_moe {
   sh_wview router;                              /* [E, H] */
@@ -20,9 +23,10 @@ typedef struct sh_w_layer {
   const float *input_norm, *post_norm; /* [H], [H]: before the mixer, before the FFN */
 
   /* full attention (is_linear false) */
-  sh_wview q, k, v, o;              /* [q_rows, H], [Hkv D, H], [Hkv D, H], [H, Hq D] */
-  const float *q_norm, *k_norm;     /* [D], [D]; NULL when config.qk_norm is false */
-  const float *q_bias, *k_bias, *v_bias, *o_bias; /* [q_rows], [Hkv D], [Hkv D], [H]; NULL: none (q, k, v exist exactly when config.attn_bias) */
+  sh_wview q, k, v, o;          /* [q_rows, H], [Hkv D, H], [Hkv D, H], [H, Hq D] */
+  const float *q_norm, *k_norm; /* [D], [D]; NULL when config.qk_norm is false */
+  const float *q_bias, *k_bias, *v_bias,
+      *o_bias; /* [q_rows], [Hkv D], [Hkv D], [H]; NULL: none (q, k, v exist exactly when config.attn_bias) */
 
   /* gated delta rule (is_linear true) */
   sh_wview in_qkv, in_z, in_a, in_b; /* [C, H], [Hv Dv, H], [Hv, H], [Hv, H] */
@@ -38,25 +42,25 @@ typedef struct sh_w_layer {
 } sh_w_layer;
 
 typedef struct sh_w_mtp {
-  sh_wview fc;                  /* [H, 2 H]: input is embedding, then hidden */
-  const float *norm_embedding;  /* [H] */
-  const float *norm_hidden;     /* [H] */
-  sh_w_layer layer;             /* full attention */
-  const float *norm;            /* [H]: before the shared head */
+  sh_wview fc;                 /* [H, 2 H]: input is embedding, then hidden */
+  const float *norm_embedding; /* [H] */
+  const float *norm_hidden;    /* [H] */
+  sh_w_layer layer;            /* full attention */
+  const float *norm;           /* [H]: before the shared head */
 } sh_w_mtp;
 
 typedef struct sh_weights {
-  sh_wview embed;           /* [V, H] */
-  sh_wview head;            /* [V, H]; the same view as embed when tied */
-  const float *final_norm;  /* [H] */
-  sh_w_layer *layers;       /* [n_layers] */
+  sh_wview embed;          /* [V, H] */
+  sh_wview head;           /* [V, H]; the same view as embed when tied */
+  const float *final_norm; /* [H] */
+  sh_w_layer *layers;      /* [n_layers] */
   int n_layers;
-  sh_w_mtp *mtp;            /* NULL: the file has none */
-  size_t bytes;             /* of all bound tensors as stored, MTP's included */
-  size_t mtp_bytes;         /* MTP's part of it */
-  uint32_t dtypes;          /* bit 1u << sh_dtype for every type among the bound matrices */
-  int n_visual;             /* tensors of the vision tower, left alone */
-  int n_unused;             /* other tensors nobody asked for (named in the debug log) */
+  sh_w_mtp *mtp;    /* NULL: the file has none */
+  size_t bytes;     /* of all bound tensors as stored, MTP's included */
+  size_t mtp_bytes; /* MTP's part of it */
+  uint32_t dtypes;  /* bit 1u << sh_dtype for every type among the bound matrices */
+  int n_visual;     /* tensors of the vision tower, left alone */
+  int n_unused;     /* other tensors nobody asked for (named in the debug log) */
   sh_arena *private_arena;
 } sh_weights;
 

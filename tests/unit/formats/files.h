@@ -64,7 +64,7 @@ static char temp_dir[64];
 
 static inline int make_temp_dir(void **state) {
   (void)state;
-  strcpy(temp_dir, "/tmp/sheng-test-XXXXXX");
+  snprintf(temp_dir, sizeof temp_dir, "/tmp/sheng-test-XXXXXX");
   return mkdtemp(temp_dir) ? 0 : -1;
 }
 
