@@ -254,9 +254,20 @@ static void add(CMUnitTestFunction fn, const char *name, const gold_case *c) {
 }
 #define ADD(fn) add(fn, #fn, c)
 
-int main(void) {
-  for (int i = 0; i < 4; i++) {
-    const gold_case *c = &GOLD_CASES[i];
+/* The four published layouts, and quantized weights with the prompts of the same checkpoint. */
+static const gold_case CASES[] = {
+    {.model = "models/dense-small", .file = "models/dense-small/golden.safetensors", .prefix = ""},
+    {.model = "models/moe-small", .file = "models/moe-small/golden.safetensors", .prefix = ""},
+    {.model = "models/dense-real", .file = "models/dense-real/golden.safetensors", .prefix = ""},
+    {.model = "models/moe-real-fused", .file = "models/moe-real-fused/golden.safetensors", .prefix = ""},
+    {.model = "gguf/dense-real-Q4_0.gguf", .file = "models/dense-real/golden.safetensors", .prefix = ""},
+    {.model = "gguf/moe-small-Q8_0.gguf", .file = "models/moe-small/golden.safetensors", .prefix = ""},
+};
+
+int main(int argc, char **argv) {
+  if (argc > 1) cmocka_set_test_filter(argv[1]);
+  for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+    const gold_case *c = &CASES[i];
     ADD(chunks_of_1_7_64_and_all_give_the_same_bits);
     ADD(chunks_give_the_same_bits_with_bfloat16_keys_and_values);
     ADD(eight_prompts_in_one_batch_give_the_bits_of_each_alone);

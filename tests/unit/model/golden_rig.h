@@ -33,15 +33,17 @@ typedef struct gold_case {
   bool has_long;
 } gold_case;
 
-/* Hidden states: the routes differ by the order of float32 sums only. The bound is about 3 times what was measured per model and a tenth of
- * what the smallest of the deliberate faults in golden_test.c makes. */
+/* The residual stream has no bound in golden/README.md. Measured here: dense-small 1.7e-5 (its tied, sharp weights amplify rounding), the
+ * others 1.7e-6 to 4.8e-6, of values up to some tens; an independent pass with float64 sums differs from the reference by the same, so this
+ * is the reference's own float32 rounding. The bounds leave three to six times that for other orders of summation. A layer's own mistake
+ * shows here where the logits blur it. */
 static const gold_case GOLD_CASES[] = {
-    {"models/dense-small", "models/dense-small/golden.safetensors", "", 1e-3f, 2e-3f, 1e-3f, false},
-    {"models/moe-small", "models/moe-small/golden.safetensors", "", 5e-5f, 1e-4f, 5e-5f, false},
-    {"models/dense-real", "models/dense-real/golden.safetensors", "", 5e-5f, 1e-4f, 5e-5f, true},
-    {"models/moe-real-fused", "models/moe-real-fused/golden.safetensors", "", 5e-5f, 1e-4f, 5e-5f, true},
-    {"gguf/dense-small-bf16.gguf", "models/dense-small/golden.safetensors", "", 1e-3f, 2e-3f, 1e-3f, false},
-    {"gguf/moe-small-bf16.gguf", "models/moe-small/golden.safetensors", "", 5e-5f, 1e-4f, 5e-5f, false},
+    {"models/dense-small", "models/dense-small/golden.safetensors", "", 1e-3f, 2e-3f, 1e-4f, false},
+    {"models/moe-small", "models/moe-small/golden.safetensors", "", 5e-5f, 1e-4f, 1.5e-5f, false},
+    {"models/dense-real", "models/dense-real/golden.safetensors", "", 5e-5f, 1e-4f, 1.5e-5f, true},
+    {"models/moe-real-fused", "models/moe-real-fused/golden.safetensors", "", 5e-5f, 1e-4f, 1.5e-5f, true},
+    {"gguf/dense-small-bf16.gguf", "models/dense-small/golden.safetensors", "", 1e-3f, 2e-3f, 1e-4f, false},
+    {"gguf/moe-small-bf16.gguf", "models/moe-small/golden.safetensors", "", 5e-5f, 1e-4f, 1.5e-5f, false},
     {"gguf/moe-small-Q4_0.gguf", "gguf/golden.safetensors", "moe-small-Q4_0.", 5e-5f, 0, 0, false},
     {"gguf/moe-small-Q8_0.gguf", "gguf/golden.safetensors", "moe-small-Q8_0.", 5e-5f, 0, 0, false},
     {"gguf/dense-real-Q4_0.gguf", "gguf/golden.safetensors", "dense-real-Q4_0.", 5e-5f, 0, 0, false},

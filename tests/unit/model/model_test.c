@@ -196,7 +196,8 @@ static void running_out_of_memory_while_opening_is_an_error(void **state) {
   sh_ckpt_close(ckpt);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  if (argc > 1) cmocka_set_test_filter(argv[1]);
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_broken_batch_is_refused_and_the_next_one_runs),
       cmocka_unit_test(slots_and_pages_out_of_range_are_refused),
