@@ -138,6 +138,23 @@ static void a_gguf_is_bound_as_it_is_stored(void **state) {
   unload(&m);
 }
 
+static void the_prediction_block_of_a_gguf_follows_the_main_layers(void **state) {
+  (void)state;
+  model m;
+  load(&m, "tests/fuzz/corpus/gguf/qwen35_mtp.gguf");
+  assert_int_equal(m.c.n_layers, 1);
+  assert_int_equal(m.c.n_linear, 0);
+  assert_non_null(m.w.mtp);
+  assert_int_equal(m.w.mtp->fc.rows, 32);
+  assert_int_equal(m.w.mtp->fc.cols, 64);
+  assert_true(m.w.mtp->norm_embedding[5] == 1.25f && m.w.mtp->norm[4] == 1.0f); /* as stored, not 1 + w */
+  assert_string_equal(m.w.mtp->layer.q.name, "blk.1.attn_q.weight");
+  assert_string_equal(m.w.layers[0].q.name, "blk.0.attn_q.weight");
+  assert_int_equal(m.w.n_unused, 0);
+  assert_ptr_not_equal(m.w.head.data, m.w.embed.data);
+  unload(&m);
+}
+
 /* The converter stores 1 + w and -exp(A_log); both routes must meet. Value heads are re-tiled, so the four of them compare as g0v0 g1v0
  * g0v1 g1v1. */
 static void folder_and_gguf_agree_on_every_gain(void **state) {
@@ -483,6 +500,7 @@ int main(void) {
       cmocka_unit_test(experts_of_fused_and_single_tensors_are_the_same_kind_of_view),
       cmocka_unit_test(the_prediction_head_is_bound_beside_a_vision_tower),
       cmocka_unit_test(a_gguf_is_bound_as_it_is_stored),
+      cmocka_unit_test(the_prediction_block_of_a_gguf_follows_the_main_layers),
       cmocka_unit_test(folder_and_gguf_agree_on_every_gain),
       cmocka_unit_test(smollm2_is_bound_without_copies),
       cmocka_unit_test_setup_teardown(a_missing_or_wrong_tensor_is_named_with_both_shapes, make_temp_dir, remove_temp_dir),
