@@ -1,0 +1,167 @@
+/* Matrix products with few activation rows: decode steps and small batches.
+ *
+ * A tile is R weight rows times T activation rows, all its accumulators in registers. Weights are read once, straight from the map, converted in registers and
+ * used for all T rows. An output's arithmetic is eight lanes along k, one fma per eight weights in order, and the tree of v8_sum4: it does not depend on R, T or
+ * on the neighbours, and gemm_avx2.c walks the same chain. More chains per output would hide latency in a single row's product; eight rows at once hide it as
+ * well and keep the sum the same everywhere.
+ *
+ * The tile is one always-inlined function of constants (type, R, T); the table at the end instantiates it. */
+#include "kernels/x86/weights_avx2.h"
+#include "kernels/x86/x86.h"
+
+#include <math.h>
+
+enum { MAX_T = 6 };
+
+/* Weight rows per tile for T activation rows: R * T accumulators of the 16 registers. */
+#define ROWS_OF(T) ((T) == 1 ? 8 : (T) <= 3 ? 4 : (T) == 4 ? 3 : 2)
+
+void sh_kern_put_avx2(const sh_mm *a, int t, int r, float v) {
+  if (a->bias) v += a->bias[r];
+  float *y = a->y[t] + a->y0 + r;
+  *y = a->scale ? fmaf(a->scale[t], v, *y) : a->add ? *y + v : v;
+}
+
+typedef struct tile {
+  const uint8_t *w[8]; /* R rows; rows past the end repeat the last one and are not stored */
+  const float *x[MAX_T];
+  int64_t k;
+  size_t ahead;        /* bytes from a row to the one R rows on */
+} tile;
+
+/* acc += the vectors of weight row pointers p (at byte `off`) times x at k. */
+#define STEP_VEC(LOAD)                                                                                                                     \
+  do {                                                                                                                                     \
+    v8 w_[8];                                                                                                                              \
+    _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) w_[r] = (LOAD);                                                                    \
+    _Pragma("GCC unroll 8") for (int t = 0; t < T; t++) {                                                                                  \
+      v8 x_ = v8_load(a->x[t] + k);                                                                                                        \
+      _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) acc[r * T + t] = v8_fma(w_[r], x_, acc[r * T + t]);                              \
+    }                                                                                                                                      \
+    k += 8;                                                                                                                                \
+  } while (0)
+
+/* Thirty-two weights of one row at a time: a block's scale stays in a register. */
+SH_INLINE void step_row(const sh_dtype type, const tile *a, const int T, const uint8_t *p, int64_t k, v8 *acc) {
+  w_block b = w_open(type, p);
+  _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++) {
+    v8 w = w_vec(type, p, v, b);
+    _Pragma("GCC unroll 8") for (int t = 0; t < T; t++) acc[t] = v8_fma(w, v8_load(a->x[t] + k + 8 * v), acc[t]);
+  }
+}
+
+SH_INLINE void tile_q6_k(const tile *a, const int R, const int T, v8 *acc) {
+  int64_t k = 0;
+  for (size_t off = 0; k < a->k; off += 210) {
+    float d[8];
+    for (int r = 0; r < R; r++) d[r] = w_scale_q6_k(a->w[r] + off);
+    for (int v = 0; v < 32; v++) STEP_VEC(w_vec_q6_k(a->w[r] + off, v, d[r]));
+  }
+}
+
+SH_INLINE void tile_tail(const sh_dtype type, const tile *a, const int R, const int T, int64_t k, size_t off, v8 *acc) {
+  const size_t one = type == SH_F32 ? 32 : 16; /* bytes of eight weights */
+  w_block none = {.d = v8_zero(), .m = v8_zero()};
+  while (k + 8 <= a->k) {
+    STEP_VEC(w_vec(type, a->w[r] + off, 0, none));
+    off += one;
+  }
+  int n = (int)(a->k - k);
+  if (n == 0) return;
+  for (int r = 0; r < R; r++) {
+    v8 w = w_tail(type, a->w[r] + off, n);
+    for (int t = 0; t < T; t++) acc[r * T + t] = v8_fma(w, _mm256_maskload_ps(a->x[t] + k, v8_mask(n)), acc[r * T + t]);
+  }
+}
+
+SH_INLINE void tile_sum(const sh_dtype type, const tile *a, const int R, const int T, v8 *acc) {
+  if (type == SH_Q6_K) {
+    tile_q6_k(a, R, T, acc);
+    return;
+  }
+  const size_t step = w_step(type);
+  int64_t k = 0;
+  size_t off = 0;
+  for (; k + 32 <= a->k; off += step) {
+    _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) _mm_prefetch((const char *)a->w[r] + off + a->ahead, _MM_HINT_T0);
+    if (T > 1 && !w_has_blocks(type)) {
+      w_block none = {.d = v8_zero(), .m = v8_zero()};
+      STEP_VEC(w_vec(type, a->w[r] + off, 0, none));
+      STEP_VEC(w_vec(type, a->w[r] + off, 1, none));
+      STEP_VEC(w_vec(type, a->w[r] + off, 2, none));
+      STEP_VEC(w_vec(type, a->w[r] + off, 3, none));
+      continue;
+    }
+    _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) step_row(type, a, T, a->w[r] + off, k, acc + r * T);
+    k += 32;
+  }
+  if (!w_has_blocks(type)) tile_tail(type, a, R, T, k, off, acc);
+}
+
+/* All weight rows of mm against activation rows [t0, t0 + T). */
+SH_INLINE void run_rows(const sh_dtype type, const int T, const sh_mm *mm, int t0, int r0, int r1) {
+  const int R = ROWS_OF(T);
+  tile a = {.k = mm->k, .ahead = (size_t)R * mm->row_bytes};
+  for (int t = 0; t < T; t++) a.x[t] = mm->x[t0 + t];
+  for (int r = r0; r < r1; r += R) {
+    for (int i = 0; i < R; i++) a.w[i] = mm->w + (size_t)(r + i < r1 ? r + i : r1 - 1) * mm->row_bytes;
+    v8 acc[8 * MAX_T];
+    _Pragma("GCC unroll 16") for (int i = 0; i < R * T; i++) acc[i] = v8_zero();
+    tile_sum(type, &a, R, T, acc);
+    for (int t = 0; t < T; t++) {
+      float sum[8];
+      v8 z = v8_zero();
+      _mm_storeu_ps(sum, v8_sum4(acc[t], acc[T + t], R > 2 ? acc[2 * T + t] : z, R > 3 ? acc[3 * T + t] : z));
+      if (R == 8) _mm_storeu_ps(sum + 4, v8_sum4(acc[4 * T + t], acc[5 * T + t], acc[6 * T + t], acc[7 * T + t]));
+      for (int i = 0; i < R && r + i < r1; i++) sh_kern_put_avx2(mm, t0 + t, r + i, sum[i]);
+    }
+  }
+}
+
+typedef void rows_fn(const sh_mm *mm, int t0, int r0, int r1);
+
+#define INSTANCE(NAME, TYPE, T)                                                                                                            \
+  static void NAME##_##T(const sh_mm *mm, int t0, int r0, int r1) { run_rows(TYPE, T, mm, t0, r0, r1); }
+#define INSTANCES(NAME, TYPE)                                                                                                              \
+  INSTANCE(NAME, TYPE, 1)                                                                                                                  \
+  INSTANCE(NAME, TYPE, 2)                                                                                                                  \
+  INSTANCE(NAME, TYPE, 3)                                                                                                                  \
+  INSTANCE(NAME, TYPE, 4)                                                                                                                  \
+  INSTANCE(NAME, TYPE, 5)                                                                                                                  \
+  INSTANCE(NAME, TYPE, 6)                                                                                                                  \
+  static rows_fn *const NAME[MAX_T + 1] = {NULL, NAME##_1, NAME##_2, NAME##_3, NAME##_4, NAME##_5, NAME##_6};
+
+INSTANCES(rows_f32, SH_F32)
+INSTANCES(rows_f16, SH_F16)
+INSTANCES(rows_bf16, SH_BF16)
+INSTANCES(rows_q8_0, SH_Q8_0)
+INSTANCES(rows_q4_0, SH_Q4_0)
+INSTANCES(rows_q4_1, SH_Q4_1)
+INSTANCES(rows_q6_k, SH_Q6_K)
+
+static rows_fn *const *instances_of(sh_dtype type) {
+  switch (type) {
+  case SH_F32: return rows_f32;
+  case SH_F16: return rows_f16;
+  case SH_BF16: return rows_bf16;
+  case SH_Q8_0: return rows_q8_0;
+  case SH_Q4_0: return rows_q4_0;
+  case SH_Q4_1: return rows_q4_1;
+  default: return rows_q6_k;
+  }
+}
+
+/* Activation rows are taken in groups of at most six; a block of weight rows stays in L1 or L2 between the groups. */
+void sh_kern_dot_avx2(const sh_mm *a) {
+  enum { BLOCK = 24 }; /* a multiple of every ROWS_OF, so that only the last block has repeated rows */
+  rows_fn *const *fn = instances_of(a->type);
+  for (int r = 0; r < a->n_rows; r += BLOCK) {
+    int r1 = r + BLOCK < a->n_rows ? r + BLOCK : a->n_rows;
+    for (int t = 0; t < a->n_tok;) {
+      int left = a->n_tok - t, groups = (left + MAX_T - 1) / MAX_T, n = (left + groups - 1) / groups;
+      if (left == 7 || left == 8) n = 4;
+      fn[n](a, t, r, r1);
+      t += n;
+    }
+  }
+}
