@@ -29,6 +29,10 @@ else ifneq ($(DEBUG),)
 else
   BASEFLAGS += -DNDEBUG
 endif
+# make V=1 shows whole commands
+Q := $(if $(V),,@)
+say = $(if $(V),,@printf '  %-5s %s\n' '$(1)' '$(2)')
+
 LIBS := $(PKG_LIBS) -lz -lm -pthread
 
 SRCS := $(sort $(wildcard src/*.c src/*/*.c src/*/*/*.c))
@@ -48,22 +52,25 @@ sheng: $(B)/sheng
 	@cmp -s $< $@ || cp -f $< $@
 
 $(B)/sheng: $(OBJS)
-	$(CC) $(CFLAGS) $(BASEFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(CFLAGS) $(BASEFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 $(B)/libsheng.a: $(LIBOBJS)
 	@rm -f $@
-	$(AR) rcs $@ $^
+	$(Q)$(AR) rcs $@ $^
 
 # each instruction set has its own flags; everything else is baseline x86-64
 $(B)/src/kernels/x86/%_avx2.o: ISA := -mavx2 -mfma -mf16c -mbmi2
 
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(BASEFLAGS) $(ISA) -c -o $@ $<
+	$(call say,CC,$<)
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(BASEFLAGS) $(ISA) -c -o $@ $<
 
 $(B)/tests/unit/%: tests/unit/%.c $(B)/libsheng.a
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) -Itests $(CFLAGS) $(BASEFLAGS) $(LDFLAGS) -o $@ $< $(B)/libsheng.a -lcmocka $(LIBS)
+	$(call say,TEST,$<)
+	$(Q)$(CC) $(CPPFLAGS) -Itests $(CFLAGS) $(BASEFLAGS) $(LDFLAGS) -o $@ $< $(B)/libsheng.a -lcmocka $(LIBS)
 
 # --- The two commands of the README ---------------------------------------------------------------------------------------------------------------------
 MODEL ?= models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -104,7 +111,7 @@ $(VENV)/ready: tests/http/requirements.txt
 .PHONY: http
 http: sheng $(VENV)/ready
 	@python3 tools/fetch_smollm2.py models/smollm2
-	SHENG_BIN=$(B)/sheng SHENG_SMOLLM2=$(SMOLLM2) $(VENV)/bin/python -m pytest -q tests/http $(PYTEST_ARGS)
+	@SHENG_BIN=$(B)/sheng SHENG_SMOLLM2=$(SMOLLM2) $(VENV)/bin/python -m pytest -q tests/http $(PYTEST_ARGS)
 
 # everything that takes long: sanitizers over the unit and HTTP tests, fuzz corpora and a bounded run of every driver
 check-full: setup-test
@@ -116,7 +123,8 @@ FUZZ_BINS := $(FUZZ_SRCS:%.c=$(B)/%)
 FUZZ_ITERATIONS ?= 20000
 $(B)/tests/fuzz/fuzz_%: tests/fuzz/fuzz_%.c tests/fuzz/standalone_main.c $(B)/libsheng.a
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(BASEFLAGS) $(LDFLAGS) -o $@ $< tests/fuzz/standalone_main.c $(B)/libsheng.a $(LIBS)
+	$(call say,FUZZ,$<)
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(BASEFLAGS) $(LDFLAGS) -o $@ $< tests/fuzz/standalone_main.c $(B)/libsheng.a $(LIBS)
 
 fuzz: $(FUZZ_BINS)
 	@for f in $(FUZZ_BINS); do n=$${f##*/fuzz_}; echo "$$f"; $$f tests/fuzz/corpus/$$n $(FUZZ_ITERATIONS) 1 || exit 1; done
