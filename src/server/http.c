@@ -1,14 +1,15 @@
 /* HTTP/1.1 connections on libevent's bufferevents. Runs on the loop thread.
  *
- * A connection is a small state machine (enum state). Reading goes on in every state, because that is how a hang-up is noticed while a request waits for the
- * engine: bytes behind the current request stay in the input buffer, up to PIPELINE_MAX. Beyond that reading pauses, an end of file would go unseen, and a timer asks the
- * kernel (poll with POLLRDHUP) instead. A client that closes its sending side counts as gone: no client of such an API does that and then waits.
+ * A connection is a small state machine (enum state). Reading goes on in every state, because that is how a hang-up is noticed while a
+ * request waits for the engine: bytes behind the current request stay in the input buffer, up to PIPELINE_MAX. Beyond that reading pauses,
+ * an end of file would go unseen, and a timer asks the kernel (poll with POLLRDHUP) instead. A client that closes its sending side counts
+ * as gone: no client of such an API does that and then waits.
  *
- * Answers go into the output buffer, which libevent writes as the client takes it. Over OUT_HIGH bytes sh_http_full says so, and the writer must wait for
- * writable(); that wait reaches the engine through the request's event ring.
+ * Answers go into the output buffer, which libevent writes as the client takes it. Over OUT_HIGH bytes sh_http_full says so, and the writer
+ * must wait for writable(); that wait reaches the engine through the request's event ring.
  *
- * Closing: the answer is flushed, our side is shut, and what still comes in is thrown away for a moment (LINGER), because closing on unread bytes makes the
- * kernel send a reset that destroys the answer on its way (a 413 for a large body would never be read).
+ * Closing: the answer is flushed, our side is shut, and what still comes in is thrown away for a moment (LINGER), because closing on unread
+ * bytes makes the kernel send a reset that destroys the answer on its way (a 413 for a large body would never be read).
  *
  * A connection is freed only from its own events, never from a call of the handler, so handlers may answer from anywhere.
  *
@@ -31,14 +32,14 @@
 #include <unistd.h>
 
 enum {
-  PIPELINE_MAX = 256 << 10,   /* bytes read ahead of the request being answered */
-  OUT_HIGH = 256 << 10,       /* bytes of unsent output at which a stream must pause */
-  OUT_LOW = 64 << 10,         /* and at which it may go on */
-  DISCARD_MAX = 1 << 20,      /* bytes of an unwanted body that are read to keep a connection; a longer one ends it */
-  LINGER_MAX = 64 << 20,      /* bytes thrown away while closing */
+  PIPELINE_MAX = 256 << 10, /* bytes read ahead of the request being answered */
+  OUT_HIGH = 256 << 10,     /* bytes of unsent output at which a stream must pause */
+  OUT_LOW = 64 << 10,       /* and at which it may go on */
+  DISCARD_MAX = 1 << 20,    /* bytes of an unwanted body that are read to keep a connection; a longer one ends it */
+  LINGER_MAX = 64 << 20,    /* bytes thrown away while closing */
   HANGUP_POLL_MS = 50,
   LINGER_MS = 2000,
-  REQUESTS_PER_PASS = 16,     /* pipelined requests answered before other connections get their turn */
+  REQUESTS_PER_PASS = 16, /* pipelined requests answered before other connections get their turn */
 };
 
 enum state {
@@ -51,7 +52,7 @@ enum state {
 
 typedef struct conn conn;
 struct conn {
-  sh_hreq req;       /* first: a sh_hreq pointer is a conn pointer */
+  sh_hreq req; /* first: a sh_hreq pointer is a conn pointer */
   sh_http *h;
   conn *prev, *next;
   struct bufferevent *bev;
@@ -63,12 +64,12 @@ struct conn {
   size_t body_counted; /* bytes in h->bodies for req.body */
   size_t thrown;       /* bytes discarded */
   sh_chunked chunked;
-  sh_buf headers;      /* of the answer */
-  bool answered;       /* completely; a body still being read is discarded */
+  sh_buf headers; /* of the answer */
+  bool answered;  /* completely; a body still being read is discarded */
   bool close_after;
-  bool full;           /* sh_http_full said so */
-  bool eof;            /* the client will send no more */
-  bool broken;         /* memory ran out in the output: end it */
+  bool full;   /* sh_http_full said so */
+  bool eof;    /* the client will send no more */
+  bool broken; /* memory ran out in the output: end it */
   bool advancing;
 };
 
@@ -184,7 +185,8 @@ static bool body_fits(conn *c, size_t more) {
   }
   if (more > h->limits.max_body - c->req.body.len) {
     char text[160];
-    snprintf(text, sizeof text, "The request body is larger than %zu bytes, the limit of this server (--max-body-size).", h->limits.max_body);
+    snprintf(text, sizeof text, "The request body is larger than %zu bytes, the limit of this server (--max-body-size).",
+             h->limits.max_body);
     conn_fail(c, 413, text);
     return false;
   }
@@ -452,8 +454,10 @@ static int bind_one(const struct addrinfo *a) {
 static int bind_error(const char *host, int port, sh_error *e) {
   int err = errno;
   if (err == EADDRINUSE)
-    return sh_fail(e, SH_ERR_IO, "port %d of %s is in use by another program; choose one with --port, or let --port 0 find a free one", port, host);
-  if (err == EACCES) return sh_fail(e, SH_ERR_IO, "port %d of %s may not be used by this user; choose one above 1023 with --port", port, host);
+    return sh_fail(e, SH_ERR_IO, "port %d of %s is in use by another program; choose one with --port, or let --port 0 find a free one",
+                   port, host);
+  if (err == EACCES)
+    return sh_fail(e, SH_ERR_IO, "port %d of %s may not be used by this user; choose one above 1023 with --port", port, host);
   return sh_fail(e, SH_ERR_IO, "cannot listen on %s port %d: %s", host, port, strerror(err));
 }
 
@@ -477,7 +481,8 @@ static int bound_port(int fd) {
   return ntohs(ss.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&ss)->sin6_port : ((struct sockaddr_in *)&ss)->sin_port);
 }
 
-int sh_http_new(sh_http **out, struct event_base *base, const char *host, int port, const sh_http_limits *limits, const sh_http_handler *handler, sh_error *e) {
+int sh_http_new(sh_http **out, struct event_base *base, const char *host, int port, const sh_http_limits *limits,
+                const sh_http_handler *handler, sh_error *e) {
   *out = NULL;
   int fd = -1, rc;
   if ((rc = listen_on(host, port, &fd, e)) != SH_OK) return rc;

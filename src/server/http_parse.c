@@ -1,14 +1,16 @@
 /* HTTP/1.1 message syntax.
  *
- * What is taken is RFC 9112 without its tolerances: whatever two parsers could read differently (folded header lines, a space before the colon, two lengths, a
- * length beside a transfer coding) is refused with 400, because a proxy in front of this server may have read it the other way. The one tolerance kept is a bare
- * LF as the end of a line, for people with nc.
+ * What is taken is RFC 9112 without its tolerances: whatever two parsers could read differently (folded header lines, a space before the
+ * colon, two lengths, a length beside a transfer coding) is refused with 400, because a proxy in front of this server may have read it the
+ * other way. The one tolerance kept is a bare LF as the end of a line, for people with nc.
  *
- * The head is parsed in place: names are lowered, lines are ended by NULs, and the views in sh_http_head live as long as the bytes. The chunk decoder keeps a few
- * counters and hands out ranges of its input, so a body is copied once, into the request. Pure functions; any thread.
+ * The head is parsed in place: names are lowered, lines are ended by NULs, and the views in sh_http_head live as long as the bytes. The
+ * chunk decoder keeps a few counters and hands out ranges of its input, so a body is copied once, into the request. Pure functions; any
+ * thread.
  *
- * Refused alternative: libevent's evhttp. It answers malformed and oversized requests with HTML, cannot be asked for the JSON error a client of this API
- * can read, does not look at the socket while a handler works, and buffers what a slow reader has not taken without telling. */
+ * Refused alternative: libevent's evhttp. It answers malformed and oversized requests with HTML, cannot be asked for the JSON error a
+ * client of this API can read, does not look at the socket while a handler works, and buffers what a slow reader has not taken without
+ * telling. */
 #include "server/http_parse.h"
 #include <string.h>
 
@@ -286,11 +288,26 @@ int sh_chunked_feed(sh_chunked *c, const char *p, size_t n, size_t *used, const 
 }
 
 const char *sh_http_reason(int status) {
-  static const struct { int status; const char *text; } table[] = {
-      {100, "Continue"}, {200, "OK"}, {400, "Bad Request"}, {401, "Unauthorized"}, {404, "Not Found"}, {405, "Method Not Allowed"},
-      {408, "Request Timeout"}, {413, "Content Too Large"}, {417, "Expectation Failed"}, {422, "Unprocessable Content"},
-      {429, "Too Many Requests"}, {431, "Request Header Fields Too Large"}, {500, "Internal Server Error"}, {501, "Not Implemented"},
-      {503, "Service Unavailable"}, {505, "HTTP Version Not Supported"},
+  static const struct {
+    int status;
+    const char *text;
+  } table[] = {
+      {100, "Continue"},
+      {200, "OK"},
+      {400, "Bad Request"},
+      {401, "Unauthorized"},
+      {404, "Not Found"},
+      {405, "Method Not Allowed"},
+      {408, "Request Timeout"},
+      {413, "Content Too Large"},
+      {417, "Expectation Failed"},
+      {422, "Unprocessable Content"},
+      {429, "Too Many Requests"},
+      {431, "Request Header Fields Too Large"},
+      {500, "Internal Server Error"},
+      {501, "Not Implemented"},
+      {503, "Service Unavailable"},
+      {505, "HTTP Version Not Supported"},
   };
   for (size_t i = 0; i < sizeof table / sizeof *table; i++)
     if (table[i].status == status) return table[i].text;

@@ -1,12 +1,14 @@
 /* The event loop and its mailbox.
  *
- * libevent is touched by the loop thread only, so its locking stays off. Other threads (text workers, the engine) hand over tasks: a list under a mutex, and an
- * eventfd that wakes the loop when the list was empty. A task is a member of the object it concerns, so posting allocates nothing and cannot fail, and an
- * object that dies takes its task out first (unpost).
+ * libevent is touched by the loop thread only, so its locking stays off. Other threads (text workers, the engine) hand over tasks: a list
+ * under a mutex, and an eventfd that wakes the loop when the list was empty. A task is a member of the object it concerns, so posting
+ * allocates nothing and cannot fail, and an object that dies takes its task out first (unpost).
  *
- * Tasks are taken one at a time, not as a batch: one of them may end the object of a later one. At most MAX_PER_WAKE run before the sockets get their turn.
+ * Tasks are taken one at a time, not as a batch: one of them may end the object of a later one. At most MAX_PER_WAKE run before the sockets
+ * get their turn.
  *
- * Refused alternative: event_active() from other threads. It needs libevent's locks on every call, and a hand-over without a list would have to search for what happened. */
+ * Refused alternative: event_active() from other threads. It needs libevent's locks on every call, and a hand-over without a list would
+ * have to search for what happened. */
 #include "server/loop.h"
 #include "base/mem.h"
 #include <errno.h>
@@ -27,7 +29,9 @@ struct sh_loop {
   sh_task *first, *last; /* under mutex */
 };
 
-struct event_base *sh_loop_base(sh_loop *l) { return l->base; }
+struct event_base *sh_loop_base(sh_loop *l) {
+  return l->base;
+}
 
 static void ring(sh_loop *l) {
   uint64_t one = 1;

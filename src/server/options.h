@@ -1,4 +1,5 @@
-/* The options of `sheng serve`: the struct the server runs on and the one table that parsing, --help, the environment and docs/options.md come from. */
+/* The options of `sheng serve`: the struct the server runs on and the one table that parsing, --help, the environment and docs/options.md
+ * come from. */
 #ifndef SH_SERVER_OPTIONS_H
 #define SH_SERVER_OPTIONS_H
 
@@ -39,7 +40,8 @@ typedef struct sh_serve_options {
 extern const sh_opt sh_serve_option_table[];
 extern const sh_serve_options sh_serve_option_defaults;
 
-/* What a table cannot say: a parallel size other than 1, an empty name, a chat template or JSON that cannot be right. SH_ERR_ARG, SH_ERR_UNSUPPORTED. */
+/* What a table cannot say: a parallel size other than 1, an empty name, a chat template or JSON that cannot be right. SH_ERR_ARG,
+ * SH_ERR_UNSUPPORTED. */
 int sh_serve_options_check(const sh_serve_options *o, sh_error *e);
 /* The engine's view of the options; `chat_template` is the text, not the option. */
 void sh_serve_engine_options(const sh_serve_options *o, const char *chat_template, sh_engine_options *out);

@@ -1,10 +1,11 @@
 /* The text workers' queue.
  *
- * A bounded first-in first-out list of jobs under one mutex; two threads take from it. Two, not one, so that a 10 MB prompt does not hold up everybody's ten words; not
- * more, because the cores belong to the engine. A job is a member of the call it works for and must stay alive until its fn has handed the call back
- * to the loop (sh_loop_post as its last act).
+ * A bounded first-in first-out list of jobs under one mutex; two threads take from it. Two, not one, so that a 10 MB prompt does not hold
+ * up everybody's ten words; not more, because the cores belong to the engine. A job is a member of the call it works for and must stay
+ * alive until its fn has handed the call back to the loop (sh_loop_post as its last act).
  *
- * Refused alternative: a job per libevent thread pool or the engine's kernel pool. The first does not exist, the second would let a prompt's parsing delay a step. */
+ * Refused alternative: a job per libevent thread pool or the engine's kernel pool. The first does not exist, the second would let a
+ * prompt's parsing delay a step. */
 #include "server/work.h"
 #include "base/mem.h"
 #include <pthread.h>

@@ -1,0 +1,77 @@
+/* The table of subcommands, and the two that speak of it: help and version. Main thread.
+ *
+ * docs/options.md is made from the tables (`sheng help --markdown`), so a row added anywhere shows up there; a unit test compares the
+ * checked-in page. */
+#include "cli/cli.h"
+#include "cli/logits.h"
+#include "cli/run.h"
+#include "server/options.h"
+#include <string.h>
+
+static void serve_options(const sh_opt **table, const void **defaults) {
+  *table = sh_serve_option_table;
+  *defaults = &sh_serve_option_defaults;
+}
+
+const sh_cli_command sh_cli_commands[] = {
+    {"serve", "MODEL [options]", sh_cmd_serve, "serve a model over HTTP, in OpenAI's API", serve_options},
+    {"run", "MODEL [options]", sh_cmd_run, "chat with a model in the terminal", sh_cmd_run_options},
+    {"tokenize", "MODEL", sh_cmd_tokenize, "JSON lines {\"text\"} to {\"ids\"}", NULL},
+    {"detokenize", "MODEL", sh_cmd_detokenize, "JSON lines {\"ids\", \"skip_special\"?} to {\"text\"}", NULL},
+    {"render", "MODEL | --template FILE", sh_cmd_render, "JSON lines {\"messages\", ...} to the chat template's {\"text\"}", NULL},
+    {"generate", "MODEL [options]", sh_cmd_generate, "JSON lines {\"ids\" or \"prompt\", ...} to {\"ids\", \"text\", \"finish_reason\"}",
+     NULL},
+    {"logits", "MODEL --ids FILE --out FILE [options]", sh_cmd_logits, "logits of a list of token ids, as safetensors",
+     sh_cmd_logits_options},
+    {"version", "", sh_cmd_version, "print the version", NULL},
+    {"help", "[COMMAND | --markdown]", sh_cmd_help, "this text, a command's options, or the docs page", NULL},
+    {0},
+};
+
+int sh_cmd_version(int argc, char **argv) {
+  (void)argc;
+  (void)argv;
+  printf("sheng %s\n", SHENG_VERSION);
+  return SH_EXIT_OK;
+}
+
+int sh_cli_markdown(sh_buf *out) {
+  sh_buf_puts(out, "# Commands and options\n\nMade by `sheng help --markdown` from the program's own tables. An option on the command line "
+                   "wins over its environment variable; `_` "
+                   "in a name is read as `-`.\n\n| Command | What it does |\n|---|---|\n");
+  for (const sh_cli_command *c = sh_cli_commands; c->name; c++) {
+    sh_buf_printf(out, "| `sheng %s%s", c->name, c->args[0] ? " " : "");
+    for (const char *s = c->args; *s; s++) sh_buf_printf(out, *s == '|' ? "\\%c" : "%c", *s);
+    sh_buf_printf(out, "` | %s |\n", c->line);
+  }
+  for (const sh_cli_command *c = sh_cli_commands; c->name; c++) {
+    const sh_opt *table;
+    const void *defaults;
+    if (!c->options) continue;
+    c->options(&table, &defaults);
+    sh_buf_printf(out, "\n## sheng %s\n\n", c->name);
+    sh_opt_markdown(table, defaults, out);
+  }
+  return out->failed;
+}
+
+static int print_markdown(void) {
+  sh_buf b;
+  sh_buf_init(&b, 4 << 20);
+  int rc = sh_cli_markdown(&b);
+  if (rc == 0) fwrite(b.p, 1, b.len, stdout);
+  sh_buf_free(&b);
+  return rc == 0 ? SH_EXIT_OK : SH_EXIT_FAILURE;
+}
+
+int sh_cmd_help(int argc, char **argv) {
+  if (argc > 1 && !strcmp(argv[1], "--markdown")) return print_markdown();
+  for (const sh_cli_command *c = sh_cli_commands; argc > 1 && c->name; c++) {
+    char help[] = "--help", *args[] = {argv[1], help, NULL};
+    if (!strcmp(c->name, argv[1]) && c->run != sh_cmd_help && c->run != sh_cmd_version) return c->run(2, args);
+  }
+  printf("sheng %s: serves Qwen3.5 models\n\n", SHENG_VERSION);
+  for (const sh_cli_command *c = sh_cli_commands; c->name; c++) printf("  sheng %-10s %-38s %s\n", c->name, c->args, c->line);
+  printf("\nMODEL is a Hugging Face folder or a .gguf file. `sheng COMMAND --help` lists a command's options.\n");
+  return SH_EXIT_OK;
+}
