@@ -1,14 +1,16 @@
 /* Sampling: which ids stay, with what weight, and which one a uniform number picks.
  *
- * Engine thread. Order and meaning are vLLM's: temperature, min_p, top_k (ids equal to the k-th stay), top_p over what is left (an id stays while the
- * mass of more likely ids is below top_p; equal logits count by id). The draw walks the kept ids in ascending order and stops where the running sum
- * passes u times the total, all in double: one defined order, so the same logits and u give the same id everywhere.
+ * Engine thread. Order and meaning are vLLM's: temperature, min_p, top_k (ids equal to the k-th stay), top_p over what is left (an id stays
+ * while the mass of more likely ids is below top_p; equal logits count by id). The draw walks the kept ids in ascending order and stops
+ * where the running sum passes u times the total, all in double: one defined order, so the same logits and u give the same id everywhere.
  *
- * Nothing sorts the vocabulary. A cut (the k-th largest, or where the mass reaches top_p) is found by a histogram over the distance from the maximum,
- * then exactly inside the one bucket that holds it, by three radix passes over the floats' ordered bits. The cost is a few passes over 250k floats
- * whatever the distribution; a heap or quickselect is faster for tiny k and falls apart for top_p = 0.99 over flat logits.
+ * Nothing sorts the vocabulary. A cut (the k-th largest, or where the mass reaches top_p) is found by a histogram over the distance from
+ * the maximum, then exactly inside the one bucket that holds it, by three radix passes over the floats' ordered bits. The cost is a few
+ * passes over 250k floats whatever the distribution; a heap or quickselect is faster for tiny k and falls apart for top_p = 0.99 over flat
+ * logits.
  *
- * Refused: Gumbel noise per id as in vLLM. It needs a random number for each of 250k ids where the inverse of the distribution function needs one. */
+ * Refused: Gumbel noise per id as in vLLM. It needs a random number for each of 250k ids where the inverse of the distribution function
+ * needs one. */
 #include "engine/sample.h"
 
 #include "base/mem.h"
@@ -42,7 +44,8 @@ void sh_sampler_free(sh_sampler *s) {
 
 int64_t sh_sampler_bytes(int vocab) { return (int64_t)vocab * 16; }
 
-/* --- Finding a cut --------------------------------------------------------------------------------------------------------------------------- */
+/* --- Finding a cut
+ * --------------------------------------------------------------------------------------------------------------------------- */
 
 /* Bits of a float in the order of its value (no NaN; +0 and -0 were made one). */
 static uint32_t ordered(float x) {
@@ -73,8 +76,9 @@ static int crossing(const double *mass, int n, int step, double target, double *
   return last;
 }
 
-/* Walking the kept ids from the most likely down, the logit at which the summed weight reaches `target`: an id stays when its logit is above the result. For ids
- * equal to it, *above (the weight strictly above) tells how many stay. weigh: by s->w, else each counts 1 and the k-th largest is found. */
+/* Walking the kept ids from the most likely down, the logit at which the summed weight reaches `target`: an id stays when its logit is
+ * above the result. For ids equal to it, *above (the weight strictly above) tells how many stay. weigh: by s->w, else each counts 1 and the
+ * k-th largest is found. */
 static float find_cut(sh_sampler *s, const float *x, float max, bool weigh, double target, double *above) {
   memset(s->mass, 0, sizeof s->mass);
   for (int i = 0; i < s->m; i++) s->mass[linear_bucket(max, x[s->ids[i]])] += weigh ? (double)s->w[i] : 1.0;
@@ -103,7 +107,8 @@ static float find_cut(sh_sampler *s, const float *x, float max, bool weigh, doub
   return x[s->cand[0]];
 }
 
-/* --- Filters --------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Filters
+ * --------------------------------------------------------------------------------------------------------------------------------- */
 
 static void keep_at_least(sh_sampler *s, const float *x, float floor) {
   int m = 0;
@@ -196,7 +201,8 @@ int32_t sh_sample_draw(const sh_sampler *s, double u) {
   return s->ids[last];
 }
 
-/* --- The generator --------------------------------------------------------------------------------------------------------------------------- */
+/* --- The generator
+ * --------------------------------------------------------------------------------------------------------------------------- */
 
 /* The finaliser of splitmix64: a bijection in which every input bit moves every output bit. */
 static uint64_t mix(uint64_t z) {
