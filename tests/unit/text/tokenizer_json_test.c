@@ -305,18 +305,21 @@ static void a_bad_template_is_refused(void **state) {
 
 static void begin_and_end_may_be_text_or_objects(void **state) {
   (void)state;
-  static const char *const configs[][3] = {{"{\"bos_token\":\"a\",\"eos_token\":{\"content\":\"b\"}}", "0", "1"},
-                                           {"{\"bos_token\":null}", "-1", "-1"},
-                                           {"{\"bos_token\":\"zz\",\"eos_token\":7}", "-1", "-1"},
-                                           {"[]", "-1", "-1"}};
+  static const struct {
+    const char *config;
+    int bos, eos;
+  } known[] = {{"{\"bos_token\":\"a\",\"eos_token\":{\"content\":\"b\"}}", 0, 1},
+               {"{\"bos_token\":null}", -1, -1},
+               {"{\"bos_token\":\"zz\",\"eos_token\":7}", -1, -1},
+               {"[]", -1, -1}};
   char *json = file_of((parts){0});
-  for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
     sh_arena *a = sh_arena_new(1 << 20);
     sh_json *config;
-    assert_int_equal(sh_json_parse(configs[i][0], strlen(configs[i][0]), NULL, a, &config, NULL), 0);
+    assert_int_equal(sh_json_parse(known[i].config, strlen(known[i].config), NULL, a, &config, NULL), 0);
     sh_tok *t = open_text(json, strlen(json), config);
-    assert_int_equal(sh_tok_bos(t), atoi(configs[i][1]));
-    assert_int_equal(sh_tok_eos(t), atoi(configs[i][2]));
+    assert_int_equal(sh_tok_bos(t), known[i].bos);
+    assert_int_equal(sh_tok_eos(t), known[i].eos);
     sh_tok_free(t);
     sh_arena_free(a);
   }
