@@ -23,6 +23,7 @@ struct sh_chat {
   sh_jinja *t;
   content_mode mode[N_ROLES];
   bool null_content; /* an assistant's null content beside tool calls may stay null */
+  bool no_memory;    /* while opening: a probe did not fail because of the template */
 };
 
 static const char TAG[] = "CONTINUE_FINAL_MESSAGE_TAG ";
@@ -36,24 +37,23 @@ static const char *const CONTENT_STRING = "\"" PROBE_A "\"";
 static const char *const CONTENT_PARTS = "[{\"type\":\"text\",\"text\":\"" PROBE_A "\"},{\"type\":\"text\",\"text\":\"" PROBE_B "\"}]";
 
 /* Renders {"messages": [before content after]} to out; false when the template fails. */
-static bool probe(const sh_chat *c, const char *before, const char *content, const char *after, sh_buf *out) {
+static bool probe(sh_chat *c, const char *before, const char *content, const char *after, sh_buf *out) {
   static const sh_jinja_limits limits = {.max_output = 1 << 20, .max_steps = 200000, .max_memory = 8 << 20};
+  static const char tail[] = "],\"tools\":null,\"documents\":null,\"add_generation_prompt\":true,\"bos_token\":\"\",\"eos_token\":\"\"}";
   sh_arena *a = sh_arena_new(1 << 20);
-  sh_json *vars;
+  sh_json *vars = NULL;
   sh_buf_reset(out);
-  char *text = a ? sh_arena_printf(a,
-                                   "{\"messages\":[%s%s%s],\"tools\":null,\"documents\":null,\"add_generation_prompt\":true,\"bos_token\":"
-                                   "\"\",\"eos_token\":\"\"}",
-                                   before, content, after)
-                 : NULL;
-  bool ok = text && sh_json_parse(text, strlen(text), NULL, a, &vars, NULL) == 0 && sh_jinja_render(c->t, vars, &limits, out, NULL) == 0;
+  char *text = a ? sh_arena_printf(a, "{\"messages\":[%s%s%s%s", before, content, after, tail) : NULL;
+  int rc = text ? sh_json_parse(text, strlen(text), NULL, a, &vars, NULL) : SH_ERR_NOMEM;
+  if (!rc) rc = sh_jinja_render(c->t, vars, &limits, out, NULL);
+  if (rc == SH_ERR_NOMEM) c->no_memory = true;
   sh_arena_free(a);
-  return ok;
+  return rc == 0;
 }
 
 static bool has(const sh_buf *b, const char *s) { return b->len && memmem(b->p, b->len, s, strlen(s)); }
 
-static content_mode ask_content(const sh_chat *c, const char *before, const char *after, sh_buf *out) {
+static content_mode ask_content(sh_chat *c, const char *before, const char *after, sh_buf *out) {
   bool string = probe(c, before, CONTENT_STRING, after, out) && has(out, PROBE_A);
   bool parts = probe(c, before, CONTENT_PARTS, after, out) && has(out, PROBE_A) && has(out, PROBE_B) && !has(out, "'type'") &&
                !has(out, "\"type\"") && !has(out, "\\\"type\\\"");
@@ -66,7 +66,7 @@ static size_t count(const sh_buf *b, const char *s) {
   return n;
 }
 
-static bool ask_null(const sh_chat *c, sh_buf *out) {
+static bool ask_null(sh_chat *c, sh_buf *out) {
   static const char before[] = "{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\"," CALLS ",\"content\":";
   static const char after[] = "}," RESULT "\"b\"}";
   if (!probe(c, before, "\"\"", after, out)) return probe(c, before, "null", after, out);
@@ -93,6 +93,10 @@ int sh_chat_open(sh_chat **out, const char *template_text, size_t len, sh_error 
       ask_content(c, "{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"\"," CALLS "}," RESULT, "}", &text);
   c->null_content = ask_null(c, &text);
   sh_buf_free(&text);
+  if (c->no_memory) {
+    sh_chat_free(c);
+    return sh_fail(e, SH_ERR_NOMEM, "chat template: out of memory");
+  }
   *out = c;
   return 0;
 }
