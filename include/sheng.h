@@ -7,7 +7,8 @@
  *
  * Threads. sh_engine_open/_start/_stop/_close belong to one owning thread. sh_request_submit, _next, _cancel, _free and the queries may be
  * called from any thread, but one request by one thread at a time. The engine calls `notify` from its own thread when a request has events
- * to read: it must only wake somebody up (write to an eventfd, signal a condition) and return.
+ * to read: it must only wake somebody up (write to an eventfd, signal a condition) and return. sh_request_free waits for a call that is
+ * under way, so it must not be called with a lock held that notify takes; all other functions may.
  *
  * Back pressure. Each request has a bounded ring of events. While it is full the request's sequences are left out of the batch (parked);
  * nothing is dropped. A request that is freed or cancelled leaves the batch before the next step.
@@ -121,7 +122,7 @@ typedef struct sh_request_params {
   int prompt_logprobs;      /* likewise, for prompt positions 1.. */
   bool skip_special_tokens; /* in the text */
 } sh_request_params;
-void sh_request_defaults(sh_request_params *p);
+void sh_request_defaults(sh_request_params *p); /* vLLM's: n 1, max_tokens 16, temperature 1, everything else off */
 
 typedef enum sh_finish {
   SH_FINISH_NONE = 0,
@@ -150,7 +151,8 @@ typedef struct sh_event {
   sh_event_type type;
   int choice;   /* 0..n-1 */
   int position; /* PROMPT: prompt position; TOKEN: number of the new token, from 0 */
-  int32_t id;   /* TOKEN: drawn id; an end token or stop id is reported as a TOKEN with empty text before its FINISH */
+  int32_t id;   /* PROMPT: the prompt's id. TOKEN: drawn id; an end token or stop id is reported as a TOKEN before its FINISH, with
+                   empty text unless include_stop_str_in_output was asked (skip_special_tokens still leaves special ones out) */
   const char *text;
   size_t text_len;   /* valid UTF-8 */
   sh_logprob chosen; /* PROMPT, TOKEN when logprobs were asked: raw log-softmax of the model's logits (vLLM's default) */

@@ -1,8 +1,9 @@
 /* `sheng generate MODEL`: JSON lines of prompts in, JSON lines of answers out, in order, many computed at once.
  *
- * Main thread; the engine has its own and wakes this one through an eventfd. A window of lines is in flight: each holds its request and what came of it so
- * far, and the oldest is printed when it is complete. Input is read only while the window has room, and with poll, so that a program which sends one line
- * and waits for its answer gets it, as well as one that sends a million. A wrong line is answered {"error"} in its place.
+ * Main thread; the engine has its own and wakes this one through an eventfd. A window of lines is in flight: each holds its request and
+ * what came of it so far, and the oldest is printed when it is complete. Input is read only while the window has room, and with poll, so
+ * that a program which sends one line and waits for its answer gets it, as well as one that sends a million. A wrong line is answered
+ * {"error"} in its place.
  *
  * Fields and their checks are those of /v1/completions (server/params.h); "ids" stands beside "prompt".
  *
@@ -69,11 +70,11 @@ void sh_cmd_generate_options(const sh_opt **table, const void **defaults) {
 typedef struct item {
   sh_request *r; /* NULL: refused; `answer` holds the error */
   bool done;
-  sh_ids ids;                      /* drawn */
-  sh_buf text, logprobs, prompt;   /* text; JSON arrays, begun when asked for */
+  sh_ids ids;                    /* drawn */
+  sh_buf text, logprobs, prompt; /* text; JSON arrays, begun when asked for */
   sh_jw logprobs_w, prompt_w;
   bool wants_logprobs, wants_prompt;
-  sh_buf answer;                   /* the whole line, once done */
+  sh_buf answer; /* the whole line, once done */
 } item;
 
 typedef struct run {
@@ -93,7 +94,8 @@ static void on_events(void *ctx) {
   (void)n;
 }
 
-/* --- A line becomes a request ---------------------------------------------------------------------------------------------------------------- */
+/* --- A line becomes a request
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 /* The object without "ids", which the field table does not know. Shares the members. */
 static sh_json *without_ids(const sh_json *line, sh_arena *a) {
@@ -226,7 +228,8 @@ static void take_line(run *g, const char *text, size_t n) {
   }
 }
 
-/* --- Events become an answer ----------------------------------------------------------------------------------------------------------------- */
+/* --- Events become an answer
+ * ----------------------------------------------------------------------------------------------------------------- */
 
 static void write_logprob(sh_jw *w, const sh_event *ev) {
   sh_jw_obj(w);
@@ -309,7 +312,8 @@ static void free_item(item *it) {
   *it = (item){0};
 }
 
-/* --- The loop -------------------------------------------------------------------------------------------------------------------------------- */
+/* --- The loop
+ * -------------------------------------------------------------------------------------------------------------------------------- */
 
 /* Takes whole lines from what was read, as long as the window has room. */
 static void take_lines(run *g) {

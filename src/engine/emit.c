@@ -95,8 +95,10 @@ static int report_prompt_row(sh_sched *s, sh_choice *c, int pos, const float *x)
 
 /* NaN or +inf anywhere: the model's state is broken, even if the request's masks would hide it. */
 static bool is_broken(const float *x, int n) {
-  int bad = 0;
-  for (int i = 0; i < n; i++) bad |= !(x[i] < INFINITY);
+  int bad = 0, i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (int j = 0; j < 16; j++) bad |= !(x[i + j] < INFINITY);
+  for (; i < n; i++) bad |= !(x[i] < INFINITY);
   return bad != 0;
 }
 

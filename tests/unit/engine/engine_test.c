@@ -283,7 +283,8 @@ static void preempted_answers_are_the_same(void **state) {
   sh_stats st;
   sh_engine_stats(g, &st);
   assert_int_equal(st.preemptions, 0);
-  o.memory_limit = p->weight_bytes + p->scratch_bytes + p->max_num_seqs * p->state_bytes_per_seq + 26 * p->page_size * p->kv_bytes_per_token;
+  o.memory_limit =
+      p->weight_bytes + p->scratch_bytes + p->max_num_seqs * p->state_bytes_per_seq + 26 * p->page_size * p->kv_bytes_per_token;
   sh_engine_close(g);
   g = open_engine(MODELS[0], o);
   assert_in_range(sh_engine_plan(g)->n_pages, 23, 27);
@@ -578,9 +579,7 @@ static void clients_that_come_and_go_disturb_nobody(void **state) {
   for (int i = 0; i < 50; i++) sh_engine_stats(g, &st);
   for (int i = 0; i < CLIENTS; i++) pthread_join(t[i], NULL);
   int64_t deadline = sh_now_ns() + (int64_t)20e9;
-  do {
-    sh_engine_stats(g, &st);
-  } while ((st.pages_used || st.running || st.waiting) && sh_now_ns() < deadline);
+  do { sh_engine_stats(g, &st); } while ((st.pages_used || st.running || st.waiting) && sh_now_ns() < deadline);
   assert_int_equal(st.pages_used, 0);
   assert_int_equal(st.requests_finished + st.requests_cancelled, CLIENTS * 11);
   assert_int_equal(st.requests_failed, 0);

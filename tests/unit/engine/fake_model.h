@@ -1,8 +1,8 @@
 /* A model for the scheduler's tests. It keeps what it is given exactly as a real one would: tokens in pages, a running hash in state slots.
  * A row's logits are a hash of the whole history read back from both, so a wrong page table, a slot used twice, a missing copy, a page
  * shared and overwritten or a token fed twice gives other tokens than fake_logits, which computes them from the plain list of ids. */
-#ifndef TESTS_ENGINE_FAKE_MODEL_H
-#define TESTS_ENGINE_FAKE_MODEL_H
+#ifndef SH_TESTS_ENGINE_FAKE_MODEL_H
+#define SH_TESTS_ENGINE_FAKE_MODEL_H
 
 #include "base/mem.h"
 #include "engine/iface.h"

@@ -183,7 +183,7 @@ static void say(world *w, const char *text, int32_t tail, sh_request_params p, s
     sh_sched_step(&sched);
     while (sh_request_next(r, &ev)) {
       assert_true(sh_utf8_valid(ev.text, ev.text_len));
-      strncat(out->text, ev.text, ev.text_len);
+      memcpy(out->text + strlen(out->text), ev.text, ev.text_len);
       if (ev.type == SH_EV_TOKEN) memcpy(out->first_pieces[out->n_tokens++], ev.text, ev.text_len < 63 ? ev.text_len : 63);
       if (ev.type != SH_EV_FINISH) continue;
       out->why = ev.finish;

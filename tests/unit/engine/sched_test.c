@@ -374,6 +374,33 @@ static void a_sleeping_reader_keeps_nobody_out_and_loses_nothing(void **state) {
   rig_close(&g);
 }
 
+/* The younger one that grows takes its pages from the parked older one rather than giving up its own. */
+static void a_growing_sequence_takes_from_the_parked_first(void **state) {
+  rig g;
+  rig_open(&g, *state, 4, 24, 2, 32, 2);
+  g.sched.cfg.park_grace_ns = INT64_MAX;
+  job jobs[2];
+  for (int i = 0; i < 2; i++) {
+    job_params(&jobs[i], 10, 80);
+    jobs[i].p.logprobs = i == 0 ? 25 : -1;
+    jobs[i].p.ignore_eos = true;
+  }
+  job_submit(&jobs[0], &g);
+  while (sh_sched_step(&g.sched)) {}
+  assert_true(jobs[0].r->parked);
+  job_submit(&jobs[1], &g);
+  while (!jobs[1].ended) {
+    assert_true(sh_sched_step(&g.sched));
+    job_read(&jobs[1], 1000);
+  }
+  assert_int_equal(g.sched.stats.preemptions, 1);
+  assert_int_equal(jobs[0].r->choices[0].state, SH_CHOICE_WAITING);
+  run_jobs(&g, jobs, 1, 0);
+  for (int i = 0; i < 2; i++) job_check(&jobs[i]);
+  free_jobs(jobs, 2);
+  rig_close(&g);
+}
+
 static void a_parked_request_can_be_cancelled_and_still_hears_its_end(void **state) {
   rig g;
   rig_open(&g, *state, 4, 24, 1, 32, 2);
@@ -647,6 +674,7 @@ int main(void) {
       cmocka_unit_test(choices_share_one_prefill),
       cmocka_unit_test(more_choices_than_slots_run_in_turn),
       cmocka_unit_test(a_sleeping_reader_keeps_nobody_out_and_loses_nothing),
+      cmocka_unit_test(a_growing_sequence_takes_from_the_parked_first),
       cmocka_unit_test(a_parked_request_can_be_cancelled_and_still_hears_its_end),
       cmocka_unit_test(a_request_freed_while_it_runs_leaves_the_batch),
       cmocka_unit_test(a_long_prompt_does_not_starve_a_short_one),
