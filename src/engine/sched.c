@@ -258,11 +258,13 @@ void sh_sched_abort_all(sh_sched *s) {
  * ---------------------------------------------------------------------------------------------------------------------------------- */
 
 /* The time of a row, as a moving average over steps with prompt tokens. Reading the weights is a fixed cost of a step, so the average falls
- * with the rows of a step; the budget step_ns / token_ns settles where a step takes step_ns. */
+ * with the rows of a step; the budget step_ns / token_ns settles where a step takes step_ns. A row that took less than half is believed at
+ * once: the first steps read the weights from the disk and would keep the budget small for a dozen more. */
 static void measure(sh_sched *s, int64_t ns) {
   if (s->n_prompt_tokens == 0) return;
   double per_token = (double)ns / s->batch.n_tokens;
-  s->token_ns = s->token_ns == 0 ? per_token : s->token_ns + 0.3 * (per_token - s->token_ns);
+  bool first = s->token_ns == 0 || per_token < s->token_ns / 2;
+  s->token_ns = first ? per_token : s->token_ns + 0.3 * (per_token - s->token_ns);
 }
 
 static void run_batch(sh_sched *s) {

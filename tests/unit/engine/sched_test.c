@@ -611,6 +611,7 @@ static void the_step_budget_follows_the_measured_speed(void **state) {
   g.sched.token_ns = 1e9; /* far too slow for any: the least */
   sh_sched_step(&g.sched);
   assert_int_equal(g.sched.batch.n_tokens, SH_MIN_PROMPT_TOKENS);
+  assert_true(g.sched.token_ns < 1e8); /* the fake model took microseconds */
   g.sched.token_ns = 1;
   sh_sched_step(&g.sched);
   assert_int_equal(g.sched.batch.n_tokens, 90 - 40 - SH_MIN_PROMPT_TOKENS);
