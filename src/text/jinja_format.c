@@ -329,7 +329,9 @@ int sh_jj_percent(jj_ctx *c, const jj_str *fmt, jj_val args, bool markup, jj_val
     JJ_TRY(sh_jj_step(c, 1));
     JJ_TRY(percent_field(&x));
   }
-  size_t n = args.kind == JJ_TUPLE ? args.l->n : args.kind == JJ_DICT || args.kind == JJ_LIST || args.kind == JJ_UNDEF ? x.next : 1;
+  size_t n = args.kind == JJ_TUPLE                                                                            ? args.l->n
+             : args.kind == JJ_DICT || args.kind == JJ_LIST || args.kind == JJ_UNDEF || args.kind == JJ_RANGE ? x.next
+                                                                                                              : 1;
   if (!x.keyed && x.next < n) return sh_jj_fail(c, "not all arguments converted during string formatting");
   JJ_TRY(sh_jj_cut(c, mark, out));
   out->flag = markup ? JJ_MARKUP : 0;
