@@ -2,8 +2,8 @@
  *
  * A case is one call of a kernel with one set of parameters; a case that fails prints the parameters. The seed is printed at the start and
  * accepted as an argument, so every failure can be had again. */
-#ifndef TESTS_CHECKKERN_CHECK_H
-#define TESTS_CHECKKERN_CHECK_H
+#ifndef SH_CHECKKERN_CHECK_H
+#define SH_CHECKKERN_CHECK_H
 
 #include "kernels/kernels.h"
 

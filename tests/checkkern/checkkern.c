@@ -47,7 +47,7 @@ int main(int argc, char **argv) {
     if (!value) return usage();
     if (!strcmp(argv[i], "--seed")) c.seed = strtoull(value, NULL, 10);
     else if (!strcmp(argv[i], "--cpu")) cpu = value;
-    else if (!strcmp(argv[i], "--threads")) threads = atoi(value);
+    else if (!strcmp(argv[i], "--threads")) threads = (int)strtol(value, NULL, 10);
     else if (!strcmp(argv[i], "--only")) only = value;
     else return usage();
     i++;

@@ -82,10 +82,10 @@ void sh_cpu_matmul(sh_cpu *be, uint8_t *scratch, const sh_wview *w, const float 
 size_t sh_cpu_matmul_bytes(const sh_cpu *be, int n, int64_t cols);
 int sh_cpu_linear(sh_backend *b, const sh_weight *w, const sh_tensor *x, int n, const sh_tensor *bias, bool add, sh_tensor *y, sh_error *e);
 int sh_cpu_linear_reserve(sh_cpu *be, int max_tokens, int64_t max_cols, sh_error *e);
-enum { SH_CPU_ITEM_TOKENS = 64 };                      /* rows that an item packs for itself at a time */
+enum { SH_CPU_ITEM_TOKENS = 64 };                      /* most activation rows of a product inside an item */
 size_t sh_cpu_item_bytes(const sh_cpu *be, int64_t k); /* worker scratch of sh_cpu_item_mm */
-/* Inside an item: runs mm (x and y are row pointers, any n_tok) on this worker. */
-void sh_cpu_item_mm(const sh_cpu *be, const sh_mm *mm, uint8_t *scratch);
+/* Inside an item: n products with the same activation rows (x, n_tok, k), on this worker. Fills their packed and scratch. */
+void sh_cpu_item_mm(const sh_cpu *be, sh_mm *mm, int n, uint8_t *scratch);
 
 /* --- cache.c */
 int sh_cpu_cache_new(sh_backend *b, const sh_cache_spec *spec, sh_cache **out, sh_error *e);

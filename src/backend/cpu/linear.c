@@ -134,23 +134,21 @@ size_t sh_cpu_item_bytes(const sh_cpu *be, int64_t k) {
   return c.used;
 }
 
-void sh_cpu_item_mm(const sh_cpu *be, const sh_mm *mm, uint8_t *scratch) {
+void sh_cpu_item_mm(const sh_cpu *be, sh_mm *mm, int n, uint8_t *scratch) {
   const sh_kernels *k = &be->k;
   sh_cut c = {.p = scratch};
   float *packed = sh_cut_take(&c, k->pack_floats(SH_CPU_ITEM_TOKENS, mm->k), sizeof(float));
-  sh_mm m = *mm;
-  m.scratch = sh_cut_take(&c, k->gemm_floats(mm->k), sizeof(float));
-  for (int t0 = 0; t0 < mm->n_tok; t0 += SH_CPU_ITEM_TOKENS) {
-    m.n_tok = min_int(SH_CPU_ITEM_TOKENS, mm->n_tok - t0);
-    m.x = mm->x + t0;
-    m.y = mm->y + t0;
-    m.scale = mm->scale ? mm->scale + t0 : NULL;
-    if (m.n_tok <= k->dot_tokens(m.type)) {
-      k->dot(&m);
+  float *work = sh_cut_take(&c, k->gemm_floats(mm->k), sizeof(float));
+  bool is_packed = false;
+  for (int i = 0; i < n; i++) {
+    if (mm[i].n_tok <= k->dot_tokens(mm[i].type)) {
+      k->dot(&mm[i]);
       continue;
     }
-    k->pack(m.x, m.n_tok, m.k, packed);
-    m.packed = packed;
-    k->gemm(&m);
+    if (!is_packed) k->pack(mm[i].x, mm[i].n_tok, mm[i].k, packed);
+    is_packed = true;
+    mm[i].packed = packed;
+    mm[i].scratch = work;
+    k->gemm(&mm[i]);
   }
 }

@@ -115,6 +115,14 @@ static void shared_weights(moe_job *j) {
 
 /* --- Pass 1: h. */
 
+/* Rows of w from r0 on, into y. */
+static void set_weight(sh_mm *mm, const sh_weight *w, int r0, float *const *y) {
+  mm->type = w->v.type;
+  mm->w = w->v.data + (size_t)r0 * w->v.row_bytes;
+  mm->row_bytes = w->v.row_bytes;
+  mm->y = y;
+}
+
 /* Row block `block` of an expert's gate and up for the tokens of slots [0, n). token NULL: slot i is token i. */
 static void expert_h(const moe_job *j, const sh_weight *gate, const sh_weight *up, int block, const int *token, int n, float *h, int ffn,
                      uint8_t *scratch) {
@@ -130,11 +138,11 @@ static void expert_h(const moe_job *j, const sh_weight *gate, const sh_weight *u
       yg[i] = mem.gate + i * ROWS;
       yu[i] = mem.up + i * ROWS;
     }
-    sh_mm mm = {.n_rows = rows, .k = j->hidden, .n_tok = m, .x = x};
-    mm.type = gate->v.type, mm.w = gate->v.data + (size_t)r0 * gate->v.row_bytes, mm.row_bytes = gate->v.row_bytes, mm.y = yg;
-    sh_cpu_item_mm(j->be, &mm, mem.mm);
-    mm.type = up->v.type, mm.w = up->v.data + (size_t)r0 * up->v.row_bytes, mm.row_bytes = up->v.row_bytes, mm.y = yu;
-    sh_cpu_item_mm(j->be, &mm, mem.mm);
+    sh_mm mm[2] = {{.n_rows = rows, .k = j->hidden, .n_tok = m, .x = x}};
+    mm[1] = mm[0];
+    set_weight(&mm[0], gate, r0, yg);
+    set_weight(&mm[1], up, r0, yu);
+    sh_cpu_item_mm(j->be, mm, 2, mem.mm);
     for (int i = 0; i < m; i++) j->be->k.swiglu(yg[i], yu[i], rows, h + (size_t)(s0 + i) * (size_t)ffn + r0);
   }
 }
@@ -163,17 +171,9 @@ static void expert_y(const moe_job *j, const sh_weight *down, int r0, int rows, 
       x[i] = h + (size_t)(s0 + i) * (size_t)ffn;
       y[i] = j->y + (token ? token[s0 + i] : s0 + i) * j->y_stride;
     }
-    sh_mm mm = {.type = down->v.type,
-                .w = down->v.data + (size_t)r0 * down->v.row_bytes,
-                .row_bytes = down->v.row_bytes,
-                .n_rows = rows,
-                .k = ffn,
-                .n_tok = m,
-                .x = x,
-                .y = y,
-                .y0 = r0,
-                .scale = weight + s0};
-    sh_cpu_item_mm(j->be, &mm, scratch);
+    sh_mm mm = {.n_rows = rows, .k = ffn, .n_tok = m, .x = x, .y0 = r0, .scale = weight + s0};
+    set_weight(&mm, down, r0, y);
+    sh_cpu_item_mm(j->be, &mm, 1, scratch);
   }
 }
 
