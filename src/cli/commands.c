@@ -3,6 +3,7 @@
  * docs/options.md is made from the tables (`sheng help --markdown`), so a row added anywhere shows up there; a unit test compares the
  * checked-in page. */
 #include "cli/cli.h"
+#include "cli/generate.h"
 #include "cli/logits.h"
 #include "cli/run.h"
 #include "server/options.h"
@@ -20,7 +21,7 @@ const sh_cli_command sh_cli_commands[] = {
     {"detokenize", "MODEL", sh_cmd_detokenize, "JSON lines {\"ids\", \"skip_special\"?} to {\"text\"}", NULL},
     {"render", "MODEL | --template FILE", sh_cmd_render, "JSON lines {\"messages\", ...} to the chat template's {\"text\"}", NULL},
     {"generate", "MODEL [options]", sh_cmd_generate, "JSON lines {\"ids\" or \"prompt\", ...} to {\"ids\", \"text\", \"finish_reason\"}",
-     NULL},
+     sh_cmd_generate_options},
     {"logits", "MODEL --ids FILE --out FILE [options]", sh_cmd_logits, "logits of a list of token ids, as safetensors",
      sh_cmd_logits_options},
     {"version", "", sh_cmd_version, "print the version", NULL},
