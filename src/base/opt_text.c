@@ -96,7 +96,8 @@ static void put_range(const sh_opt *o, sh_buf *out) {
     put_size((int64_t)o->max, out);
     return;
   }
-  sh_buf_printf(out, "%.15g to %.15g", o->min, o->max);
+  if (o->type == SH_OPT_INT) sh_buf_printf(out, "%.0f to %.0f", o->min, o->max); /* never as 9e+15 */
+  else sh_buf_printf(out, "%.15g to %.15g", o->min, o->max);
 }
 
 static const char *metavar(const sh_opt *o) {

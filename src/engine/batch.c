@@ -1,12 +1,13 @@
 /* Building a step: who gets how many tokens, and who must give up memory for it.
  *
- * Engine thread only. In this order: choices are forked from finished prompts; every sequence that draws gets its one token (the tokens clients are
- * watching); then waiting sequences are admitted; then prompt chunks fill what the time budget leaves. Half of that goes to the oldest prompt and half to the
- * shortest remainders, so a long prompt neither starves the short ones behind it nor is starved by a stream of them. Refused: strict first come, first
- * served, where one prompt of 100k tokens stops all others for minutes; and equal shares, where eight equal prompts all finish last.
+ * Engine thread only. In this order: choices are forked from finished prompts; every sequence that draws gets its one token (the tokens
+ * clients are watching); then waiting sequences are admitted; then prompt chunks fill what the time budget leaves. Half of that goes to the
+ * oldest prompt and half to the shortest remainders, so a long prompt neither starves the short ones behind it nor is starved by a stream
+ * of them. Refused: strict first come, first served, where one prompt of 100k tokens stops all others for minutes; and equal shares, where
+ * eight equal prompts all finish last.
  *
- * Admission needs a slot and pages for everything the sequence has to compute, plus a watermark, so that what was just admitted is not preempted by the
- * next tokens of those that run. Running out of pages later preempts: the parked first, then the youngest. */
+ * Admission needs a slot and pages for everything the sequence has to compute, plus a watermark, so that what was just admitted is not
+ * preempted by the next tokens of those that run. Running out of pages later preempts: the parked first, then the youngest. */
 #include "engine/sched.h"
 
 #include <assert.h>
@@ -51,7 +52,8 @@ static void add(sh_sched *s, sh_choice *c, int count) {
   c->in_batch = true;
 }
 
-/* --- Forks ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Forks
+ * ----------------------------------------------------------------------------------------------------------------------------------- */
 
 /* The choice goes on with the template's own memory; the template has none then, and waits to be computed again if others still need it. */
 static void fork_move(sh_sched *s, sh_choice *lead, sh_choice *c) {
@@ -66,7 +68,8 @@ static void fork_move(sh_sched *s, sh_choice *lead, sh_choice *c) {
   if (lead->state == SH_CHOICE_WAITING) sh_sched_list_add(&s->waiting, lead);
 }
 
-/* The choice shares the full pages, and gets its own copy of the last partial one and of the state. The caller has seen a free slot and page. */
+/* The choice shares the full pages, and gets its own copy of the last partial one and of the state. The caller has seen a free slot and
+ * page. */
 static int fork_copy(sh_sched *s, sh_choice *lead, sh_choice *c, sh_error *e) {
   int full = lead->n_computed / s->cfg.page_size;
   for (int i = 0; i < full; i++) {
@@ -109,16 +112,16 @@ static void build_forks(sh_sched *s) {
     next = r->next; /* a failed fork may end the request */
     bool more = r->lead->state == SH_CHOICE_TEMPLATE;
     for (int i = 0; more && i < r->params.n; i++)
-      if (r->choices[i].state == SH_CHOICE_PENDING)
-        more = fork_one(s, r->lead, &r->choices[i]) && r->lead->state == SH_CHOICE_TEMPLATE;
+      if (r->choices[i].state == SH_CHOICE_PENDING) more = fork_one(s, r->lead, &r->choices[i]) && r->lead->state == SH_CHOICE_TEMPLATE;
     if (r->lead->state == SH_CHOICE_TEMPLATE && r->n_pending == 0) sh_sched_finish(s, r->lead, SH_FINISH_NONE, -1, -1, NULL);
   }
 }
 
-/* --- Decode ---------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Decode
+ * ---------------------------------------------------------------------------------------------------------------------------------- */
 
-/* Who loses memory so that c gets a page: the youngest parked one, else the youngest of all, which may be c. Never one that is in the batch: c is taken in the
- * order of age, so the youngest is not there yet. */
+/* Who loses memory so that c gets a page: the youngest parked one, else the youngest of all, which may be c. Never one that is in the
+ * batch: c is taken in the order of age, so the youngest is not there yet. */
 static sh_choice *victim(sh_sched *s, const sh_choice *c) {
   for (sh_choice *v = s->running.tail; v; v = v->prev)
     if (v->req->parked_since && !v->in_batch && v != c) return v;
@@ -155,7 +158,8 @@ static void build_decode(sh_sched *s) {
   }
 }
 
-/* --- Admission ------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Admission
+ * ------------------------------------------------------------------------------------------------------------------------------- */
 
 static bool fits(const sh_sched *s, const sh_choice *c) {
   int need = sh_sched_pages_for(s, sh_choice_len(c));
@@ -205,10 +209,11 @@ static void build_admit(sh_sched *s) {
   }
 }
 
-/* --- Prompt chunks --------------------------------------------------------------------------------------------------------------------------- */
+/* --- Prompt chunks
+ * --------------------------------------------------------------------------------------------------------------------------- */
 
-/* Most tokens of c's next chunk: what it has left, bounded by the logit rows and ring room that reported prompt rows and first tokens need. 0: parked.
- * *rows: logit rows not yet spoken for, beyond one per sequence. */
+/* Most tokens of c's next chunk: what it has left, bounded by the logit rows and ring room that reported prompt rows and first tokens need.
+ * 0: parked. *rows: logit rows not yet spoken for, beyond one per sequence. */
 static int chunk_limit(sh_sched *s, sh_choice *c, int *rows) {
   sh_request *r = c->req;
   int most = remaining(c);

@@ -1,8 +1,8 @@
 /* From a step's logits to events: prompt log probabilities, drawn tokens, their text, and why a choice ends.
  *
- * Engine thread only, inside the part of a step that may not allocate. A row's processors and filters run in place on the logits, so the raw row is
- * copied first when log probabilities were asked. The choices of one request draw their first token from the same prepared row: before anything was drawn
- * their processors cannot differ.
+ * Engine thread only, inside the part of a step that may not allocate. A row's processors and filters run in place on the logits, so the
+ * raw row is copied first when log probabilities were asked. The choices of one request draw their first token from the same prepared row:
+ * before anything was drawn their processors cannot differ.
  *
  * Broken logits (NaN, or every id masked) end the sequence with an error; the others of the batch go on. */
 #include "engine/sched.h"
@@ -13,12 +13,14 @@
 #include <math.h>
 #include <string.h>
 
-/* --- Text ------------------------------------------------------------------------------------------------------------------------------------ */
+/* --- Text
+ * ------------------------------------------------------------------------------------------------------------------------------------ */
 
 /* Shows the first `show` bytes of (held + new text) with the TOKEN event and keeps the rest back. */
 static void push_token(sh_sched *s, sh_choice *c, int32_t id, const sh_logprob *chosen, int n_top, size_t show) {
   size_t old = show < c->n_held ? show : c->n_held, fresh = show - old;
-  sh_rec rec = {.type = SH_EV_TOKEN, .choice = c->index, .position = c->n_out - 1, .id = id, .chosen = *chosen, .stop_id = -1, .stop_str = -1};
+  sh_rec rec = {
+      .type = SH_EV_TOKEN, .choice = c->index, .position = c->n_out - 1, .id = id, .chosen = *chosen, .stop_id = -1, .stop_str = -1};
   sh_rec_body body = {.top = s->top, .n_top = n_top, .text = {c->held, s->text.p}, .text_len = {old, fresh}};
   sh_request_push(c->req, &rec, &body);
 }
@@ -75,7 +77,8 @@ static void take_token(sh_sched *s, sh_choice *c, int32_t id, const sh_logprob *
   if (why != SH_FINISH_NONE) sh_sched_finish(s, c, why, stop_id, -1, NULL);
 }
 
-/* --- Rows ------------------------------------------------------------------------------------------------------------------------------------ */
+/* --- Rows
+ * ------------------------------------------------------------------------------------------------------------------------------------ */
 
 /* One row of a prompt's log probabilities: row `pos` tells of position pos + 1. */
 static int report_prompt_row(sh_sched *s, sh_choice *c, int pos, const float *x) {
@@ -90,19 +93,25 @@ static int report_prompt_row(sh_sched *s, sh_choice *c, int pos, const float *x)
   return 0;
 }
 
+/* NaN or +inf anywhere: the model's state is broken, even if the request's masks would hide it. */
+static bool is_broken(const float *x, int n) {
+  int bad = 0, i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (int j = 0; j < 16; j++) bad |= !(x[i + j] < INFINITY);
+  for (; i < n; i++) bad |= !(x[i] < INFINITY);
+  return bad != 0;
+}
+
 /* The row as a distribution: raw copy and its normaliser if log probabilities are wanted, masks, processors, filters. */
 static int prepare_row(sh_sched *s, const sh_choice *c, float *x, double *lse, sh_error *e) {
   const sh_request *r = c->req;
   *lse = 0;
+  if (is_broken(x, s->model.vocab)) return sh_fail(e, SH_ERR_INTERNAL, "the model gave logits that are not numbers");
   if (r->params.logprobs >= 0) {
     *lse = sh_logprob_norm(x, s->model.vocab);
-    if (!isfinite(*lse)) return sh_fail(e, SH_ERR_INTERNAL, "the model gave logits that are not numbers");
     memcpy(s->raw, x, (size_t)s->model.vocab * sizeof *x);
   }
-  for (int i = 0; i < s->n_masked; i++) {
-    float *v = &x[s->masked[i]];
-    if (*v == *v) *v = -INFINITY; /* a NaN stays, to be seen */
-  }
+  for (int i = 0; i < s->n_masked; i++) x[s->masked[i]] = -INFINITY;
   sh_proc_apply(&r->proc, &s->proc, x, r->params.ids, r->params.n_ids, c->out, c->n_out);
   return sh_sample_prepare(&s->sampler, x, &r->draw, e);
 }
@@ -115,8 +124,8 @@ static void draw_for(sh_sched *s, sh_choice *c, double lse, int n_top) {
   take_token(s, c, id, &chosen, n_top);
 }
 
-/* The last row of what c had to compute: tokens. A lead becomes the template of its choices, which draw their first token at once, whether or not there is
- * room for them to go on. */
+/* The last row of what c had to compute: tokens. A lead becomes the template of its choices, which draw their first token at once, whether
+ * or not there is room for them to go on. */
 static void draw_row(sh_sched *s, sh_choice *c, float *x) {
   sh_request *r = c->req;
   bool lead = c->index == r->params.n;

@@ -1,11 +1,11 @@
 /* The engine: opens a model, owns the thread that computes, and stands between it and the front ends.
  *
- * The owning thread opens, starts and closes. The engine thread runs the scheduler: it takes new requests from a list under the engine's mutex, steps, and
- * publishes counters under the same mutex. It sleeps on a condition when a step found nothing to compute; submitting, cancelling and a reader that made room
- * wake it. No other lock is held while this one is taken, so there is no order to break.
+ * The owning thread opens, starts and closes. The engine thread runs the scheduler: it takes new requests from a list under the engine's
+ * mutex, steps, and publishes counters under the same mutex. It sleeps on a condition when a step found nothing to compute; submitting,
+ * cancelling and a reader that made room wake it. No other lock is held while this one is taken, so there is no order to break.
  *
- * The first requests are our own: a prompt and one more token, which touch the weights, start the kernel pool and give the step budget its first measurement.
- * Refused: a thread per request, or letting callers step the scheduler: both would need locks inside the step. */
+ * The first requests are our own: a prompt and one more token, which touch the weights, start the kernel pool and give the step budget its
+ * first measurement. Refused: a thread per request, or letting callers step the scheduler: both would need locks inside the step. */
 #include "sheng.h"
 
 #include "base/log.h"
@@ -21,10 +21,10 @@
 
 enum {
   MAX_END_IDS = 64,
-  MAX_QUEUED = 1024,      /* requests waiting, unless told */
+  MAX_QUEUED = 1024, /* requests waiting, unless told */
   STEP_MS = 100,
-  PARK_GRACE_MS = 200,    /* a reader may pause this long before its memory can go to others */
-  IDLE_RECHECK_MS = 50,   /* while someone waits behind a parked request */
+  PARK_GRACE_MS = 200,  /* a reader may pause this long before its memory can go to others */
+  IDLE_RECHECK_MS = 50, /* while someone waits behind a parked request */
   WARM_UP_TOKENS = 64,
   WARM_UP_MS = 600 * 1000,
 };
@@ -42,7 +42,7 @@ struct sh_engine {
   sh_plan plan;
   int32_t end_ids[MAX_END_IDS];
   sh_request_env env;
-  sh_sched sched;  /* the engine thread's, once it runs */
+  sh_sched sched; /* the engine thread's, once it runs */
 
   pthread_t thread;
   bool has_thread, has_sync;
@@ -50,13 +50,14 @@ struct sh_engine {
   pthread_cond_t work;
   /* under mu */
   sh_request *incoming, *incoming_tail;
-  int n_queued;    /* requests that no slot was found for yet, the incoming included */
+  int n_queued; /* requests that no slot was found for yet, the incoming included */
   bool wake, stop, draining, reset_stats;
   uint64_t next_number;
   sh_stats stats;
 };
 
-/* --- Opening --------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Opening
+ * --------------------------------------------------------------------------------------------------------------------------------- */
 
 static int iface_forward(void *m, const sh_batch *b, float *logits, sh_error *e) { return sh_model_forward(m, b, logits, e); }
 static int iface_slot_zero(void *m, int slot, sh_error *e) { return sh_model_slot_zero(m, slot, e); }
@@ -127,7 +128,8 @@ static int open_parts(sh_engine *g, sh_error *e) {
   const sh_engine_options *o = &g->opt;
   int rc;
   if ((rc = sh_genconf_check_dtype(o->dtype, e))) return rc;
-  if (o->threads < 0 || o->threads > 4096) return sh_fail(e, SH_ERR_ARG, "threads must be between 0 and 4096, got %lld", (long long)o->threads);
+  if (o->threads < 0 || o->threads > 4096)
+    return sh_fail(e, SH_ERR_ARG, "threads must be between 0 and 4096, got %lld", (long long)o->threads);
   if (o->step_ms < 0 || o->max_num_queued < 0) return sh_fail(e, SH_ERR_ARG, "step-ms and max-num-queued must not be negative");
   g->arena = sh_arena_new(1 << 20);
   if (!g->arena) return sh_fail(e, SH_ERR_NOMEM, "no memory for the engine");
@@ -160,7 +162,8 @@ int sh_engine_open(sh_engine **out, const sh_engine_options *o, sh_error *e) {
   return 0;
 }
 
-/* --- The engine thread ----------------------------------------------------------------------------------------------------------------------- */
+/* --- The engine thread
+ * ----------------------------------------------------------------------------------------------------------------------- */
 
 static void wake(void *ctx) {
   sh_engine *g = ctx;
@@ -170,7 +173,8 @@ static void wake(void *ctx) {
   pthread_mutex_unlock(&g->mu);
 }
 
-/* Sleeps until there is a reason to look again. A parked request's grace time runs out without anybody telling, so then the sleep is short. */
+/* Sleeps until there is a reason to look again. A parked request's grace time runs out without anybody telling, so then the sleep is short.
+ */
 static void sleep_locked(sh_engine *g) {
   bool held = g->sched.waiting.n > 0 || g->sched.running.n > 0;
   struct timespec until;
@@ -217,7 +221,8 @@ static void *engine_main(void *ctx) {
   return NULL;
 }
 
-/* --- Start and end --------------------------------------------------------------------------------------------------------------------------- */
+/* --- Start and end
+ * --------------------------------------------------------------------------------------------------------------------------- */
 
 static int init_sync(sh_engine *g, sh_error *e) {
   pthread_condattr_t attr;
@@ -336,7 +341,8 @@ void sh_engine_close(sh_engine *g) {
   sh_free(g);
 }
 
-/* --- Queries and requests -------------------------------------------------------------------------------------------------------------------- */
+/* --- Queries and requests
+ * -------------------------------------------------------------------------------------------------------------------- */
 
 const sh_plan *sh_engine_plan(const sh_engine *g) { return &g->plan; }
 const char *sh_engine_describe(const sh_engine *g) { return g->description; }

@@ -1,8 +1,9 @@
 /* Generation settings of a checkpoint. Runs once, at open.
  *
- * End tokens are the union of every place that names one. Files disagree in practice: Qwen3.5's config.json names <|endoftext|>, its tokenizer
- * <|im_end|>, generation_config.json both, and some repositories ship without the last. Taking one place, as the reference does, lets answers run on into the
- * next turn. */
+ * End tokens are the union of every place that names one. Files disagree in practice: Qwen3.5's config.json names <|endoftext|>, its
+ * tokenizer
+ * <|im_end|>, generation_config.json both, and some repositories ship without the last. Taking one place, as the reference does, lets
+ * answers run on into the next turn. */
 #include "engine/genconf.h"
 
 #include <string.h>
@@ -36,7 +37,10 @@ int sh_genconf_load(const sh_ckpt *ck, sh_arena *a, const sh_json **out, sh_erro
   return 0;
 }
 
-typedef struct id_set { int32_t *v; int n, cap, vocab; } id_set;
+typedef struct id_set {
+  int32_t *v;
+  int n, cap, vocab;
+} id_set;
 
 static void set_add(id_set *s, int64_t id) {
   if (id < 0 || id >= s->vocab || s->n == s->cap) return;
@@ -85,9 +89,10 @@ int sh_genconf_check_quantization(const sh_ckpt *ck, const char *method, sh_erro
     if (sh_json_is(m, SH_JSON_STRING)) found = m->s;
   }
   if (!found)
-    return sh_fail(e, SH_ERR_ARG, "quantization %s was asked, but the checkpoint %s is not quantized; leave the option out", method, sh_ckpt_path(ck));
+    return sh_fail(e, SH_ERR_ARG, "quantization %s was asked, but the checkpoint %s is not quantized; leave the option out", method,
+                   sh_ckpt_path(ck));
   if (strcmp(found, method) != 0)
-    return sh_fail(e, SH_ERR_ARG, "quantization %s was asked, but the checkpoint %s has %s; leave the option out to use that", method, sh_ckpt_path(ck),
-                   found);
+    return sh_fail(e, SH_ERR_ARG, "quantization %s was asked, but the checkpoint %s has %s; leave the option out to use that", method,
+                   sh_ckpt_path(ck), found);
   return 0;
 }

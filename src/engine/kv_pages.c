@@ -1,11 +1,12 @@
 /* KV pages: which are free, and how many sequences share each.
  *
- * Owned by the scheduler, engine thread only, so there is no lock. A page is the unit of memory for the attention layers of page_size tokens; a
- * sequence's page table is a plain array of page numbers, and choices that share a prompt name the same pages. Pressure is not handled here: taking a
- * page from an empty list answers -1, and the scheduler decides whom to preempt, because only it knows who is youngest and who is parked.
+ * Owned by the scheduler, engine thread only, so there is no lock. A page is the unit of memory for the attention layers of page_size
+ * tokens; a sequence's page table is a plain array of page numbers, and choices that share a prompt name the same pages. Pressure is not
+ * handled here: taking a page from an empty list answers -1, and the scheduler decides whom to preempt, because only it knows who is
+ * youngest and who is parked.
  *
- * Refused: a bitmap (finding a free page would be a scan), and handing out runs of neighbouring pages (the attention kernels gain nothing from it and
- * fragmentation would come back). */
+ * Refused: a bitmap (finding a free page would be a scan), and handing out runs of neighbouring pages (the attention kernels gain nothing
+ * from it and fragmentation would come back). */
 #include "engine/kv_pages.h"
 
 #include "base/mem.h"

@@ -9,8 +9,8 @@
 
 /* Invariants (sh_pages_check):
  *   free[0..n_free) holds every page with refs == 0 exactly once, and no other;
- *   refs[p] is the number of page tables that name p, so the sum over all tables equals the sum of refs, and n_free + pages with refs > 0 == n.
- * A page with refs > 1 is full and never written again; only a page with refs == 1 may be appended to. */
+ *   refs[p] is the number of page tables that name p, so the sum over all tables equals the sum of refs, and n_free + pages with refs > 0
+ * == n. A page with refs > 1 is full and never written again; only a page with refs == 1 may be appended to. */
 typedef struct sh_pages {
   int32_t n, n_free;
   int32_t *free; /* [n]: a stack; the page freed last is the next taken (its memory is still warm) */

@@ -1,8 +1,9 @@
 /* Logits processors, in vLLM's order: allowed ids, bad words, min_tokens, bias, then repetition, frequency and presence penalties.
  *
- * Engine thread. Penalties need the set of prompt tokens and the counts of drawn ones. They are rebuilt for each token from the history, in scratch shared by
- * all sequences and cleaned by walking the history again: a pass over some thousand ids. Refused: a counter per id and sequence, as engines on GPUs
- * keep, which is a megabyte for each of 64 sequences and must be copied at a fork and rebuilt after a preemption. */
+ * Engine thread. Penalties need the set of prompt tokens and the counts of drawn ones. They are rebuilt for each token from the history, in
+ * scratch shared by all sequences and cleaned by walking the history again: a pass over some thousand ids. Refused: a counter per id and
+ * sequence, as engines on GPUs keep, which is a megabyte for each of 64 sequences and must be copied at a fork and rebuilt after a
+ * preemption. */
 #include "engine/logits_proc.h"
 
 #include "base/mem.h"

@@ -6,12 +6,16 @@
 
 /* A request's processors, compiled at submit; immutable. Arrays are the request's. Every id is in [0, vocab). */
 typedef struct sh_proc {
-  const int32_t *allowed; int n_allowed;            /* ascending, distinct; n_allowed 0 = all */
-  const sh_id_list *bad_words; int n_bad_words;
-  const int32_t *ends; int n_ends;                  /* masked while fewer than min_tokens were drawn: end tokens and stop ids */
+  const int32_t *allowed;
+  int n_allowed; /* ascending, distinct; n_allowed 0 = all */
+  const sh_id_list *bad_words;
+  int n_bad_words;
+  const int32_t *ends;
+  int n_ends; /* masked while fewer than min_tokens were drawn: end tokens and stop ids */
   int min_tokens;
-  const sh_token_bias *bias; int n_bias;
-  float repetition, presence, frequency;            /* 1, 0, 0 = off */
+  const sh_token_bias *bias;
+  int n_bias;
+  float repetition, presence, frequency; /* 1, 0, 0 = off */
 } sh_proc;
 
 /* Scratch over the vocabulary, all zero between calls. Engine thread; sized once. */

@@ -1,7 +1,7 @@
 /* Log probabilities of a row of logits, as the model gave them (vLLM's default, "raw"): before masks, penalties and temperature.
  *
- * Engine thread; pure functions, no memory of their own. The normaliser adds floats in double: float sums over 250k ids lose four digits. The k most likely
- * come from a heap of k entries in one pass, since k is 20 and the row is 250k. */
+ * Engine thread; pure functions, no memory of their own. The normaliser adds floats in double: float sums over 250k ids lose four digits.
+ * The k most likely come from a heap of k entries in one pass, since k is 20 and the row is 250k. */
 #include "engine/logprob.h"
 
 #include "engine/weight_exp.h"

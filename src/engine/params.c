@@ -1,4 +1,5 @@
-/* Checking a request's parameters: every value that comes from outside is judged here, in the words of the wire, before anything is allocated.
+/* Checking a request's parameters: every value that comes from outside is judged here, in the words of the wire, before anything is
+ * allocated.
  *
  * Any thread; pure. Ranges are vLLM's. What is refused here can never fail inside a step. */
 #include "engine/params.h"
@@ -86,12 +87,14 @@ int sh_params_check(const sh_request_env *env, const sh_request_params *p, sh_er
   if ((rc = check_lengths(env, p, e))) return rc;
   if ((rc = check_ids("prompt", p->ids, p->n_ids, env->vocab, e))) return rc;
   if ((rc = check_stops(p, e))) return rc;
-  if (p->n_stop_ids < 0 || p->n_bias < 0 || p->n_allowed < 0 || p->n_bad_words < 0) return sh_fail(e, SH_ERR_ARG, "a list has a negative length");
+  if (p->n_stop_ids < 0 || p->n_bias < 0 || p->n_allowed < 0 || p->n_bad_words < 0)
+    return sh_fail(e, SH_ERR_ARG, "a list has a negative length");
   if ((rc = check_ids("stop_token_ids", p->stop_ids, p->n_stop_ids, env->vocab, e))) return rc;
   if ((rc = check_ids("allowed_token_ids", p->allowed, p->n_allowed, env->vocab, e))) return rc;
   for (int i = 0; i < p->n_bias; i++) {
     if ((rc = check_ids("logit_bias", &p->bias[i].id, 1, env->vocab, e))) return rc;
-    if (!isfinite(p->bias[i].bias)) return sh_fail(e, SH_ERR_ARG, "logit_bias: the bias of token id %d is not a number", (int)p->bias[i].id);
+    if (!isfinite(p->bias[i].bias))
+      return sh_fail(e, SH_ERR_ARG, "logit_bias: the bias of token id %d is not a number", (int)p->bias[i].id);
   }
   for (int i = 0; i < p->n_bad_words; i++) {
     if (p->bad_words[i].n < 1) return sh_fail(e, SH_ERR_ARG, "bad_words: an entry holds no token");

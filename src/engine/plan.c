@@ -1,12 +1,14 @@
-/* The memory plan. A pure function of numbers, made once before anything is loaded, so that a start that cannot work says so at once and in bytes.
+/* The memory plan. A pure function of numbers, made once before anything is loaded, so that a start that cannot work says so at once and in
+ * bytes.
  *
- * budget = total * utilization. From it go the weights (mapped, but decode reads all of them each step, so they must stay in memory), the scratch of the
- * largest step, the states (one per sequence, allocated for all), and the rest is KV pages. The pages need not hold max_num_seqs contexts of full length:
- * when they run out the scheduler preempts. They must hold one, or the context is shortened and said.
+ * budget = total * utilization. From it go the weights (mapped, but decode reads all of them each step, so they must stay in memory), the
+ * scratch of the largest step, the states (one per sequence, allocated for all), and the rest is KV pages. The pages need not hold
+ * max_num_seqs contexts of full length: when they run out the scheduler preempts. They must hold one, or the context is shortened and said.
  *
- * How many sequences, when not told: the most, up to 64, whose states take no more than half of what weights and scratch leave, and with which a whole
- * context still fits. Below 8 the context gives way instead: a server for one user at a time is worth less than one with a shorter context. Refused:
- * growing the pool later, because a page that cannot be had in the middle of an answer is the failure this plan exists to prevent. */
+ * How many sequences, when not told: the most, up to 64, whose states take no more than half of what weights and scratch leave, and with
+ * which a whole context still fits. Below 8 the context gives way instead: a server for one user at a time is worth less than one with a
+ * shorter context. Refused: growing the pool later, because a page that cannot be had in the middle of an answer is the failure this plan
+ * exists to prevent. */
 #include "engine/plan.h"
 
 #include "base/text.h"
@@ -22,24 +24,28 @@ static int check_options(const sh_plan_in *in, sh_error *e) {
     return sh_fail(e, SH_ERR_ARG, "memory-utilization must be above 0 and at most 1, got %g", in->utilization);
   if (in->asked_max_model_len < 0 || in->asked_max_num_seqs < 0 || in->asked_max_num_batched_tokens < 0 || in->asked_block_size < 0)
     return sh_fail(e, SH_ERR_ARG, "max-model-len, max-num-seqs, max-num-batched-tokens and block-size must not be negative");
-  if (in->asked_block_size > 4096) return sh_fail(e, SH_ERR_ARG, "block-size must be at most 4096 tokens, got %lld", (long long)in->asked_block_size);
+  if (in->asked_block_size > 4096)
+    return sh_fail(e, SH_ERR_ARG, "block-size must be at most 4096 tokens, got %lld", (long long)in->asked_block_size);
   if (in->asked_max_num_seqs > 4096)
     return sh_fail(e, SH_ERR_ARG, "max-num-seqs must be at most 4096, got %lld", (long long)in->asked_max_num_seqs);
   if (in->asked_max_num_batched_tokens > 65536)
     return sh_fail(e, SH_ERR_ARG, "max-num-batched-tokens must be at most 65536, got %lld", (long long)in->asked_max_num_batched_tokens);
   if (in->asked_max_model_len > in->model_max_len)
-    return sh_fail(e, SH_ERR_ARG, "max-model-len %lld is above the %lld tokens the model is made for; lower it, or set rope scaling in config.json",
+    return sh_fail(e, SH_ERR_ARG,
+                   "max-model-len %lld is above the %lld tokens the model is made for; lower it, or set rope scaling in config.json",
                    (long long)in->asked_max_model_len, (long long)in->model_max_len);
   if (in->asked_max_model_len == 1) return sh_fail(e, SH_ERR_ARG, "max-model-len must be at least 2: one token of prompt, one of answer");
   if (in->asked_max_num_batched_tokens && in->asked_max_num_batched_tokens < in->asked_max_num_seqs)
-    return sh_fail(e, SH_ERR_ARG, "max-num-batched-tokens (%lld) must be at least max-num-seqs (%lld): every running sequence draws in each step",
+    return sh_fail(e, SH_ERR_ARG,
+                   "max-num-batched-tokens (%lld) must be at least max-num-seqs (%lld): every running sequence draws in each step",
                    (long long)in->asked_max_num_batched_tokens, (long long)in->asked_max_num_seqs);
   return 0;
 }
 
 /* Bytes left for pages with this shape; negative: the shape does not fit. */
 static int64_t left_for_pages(const sh_plan *p, const sh_plan_in *in, int64_t seqs) {
-  return p->budget_bytes - p->weight_bytes - in->scratch(in->ctx, (int)p->max_num_batched_tokens, (int)seqs) - seqs * in->state_bytes_per_seq;
+  return p->budget_bytes - p->weight_bytes - in->scratch(in->ctx, (int)p->max_num_batched_tokens, (int)seqs) -
+         seqs * in->state_bytes_per_seq;
 }
 
 /* KV tokens that fit, whole pages. */
@@ -69,12 +75,14 @@ static int64_t choose_seqs(const sh_plan *p, const sh_plan_in *in, int64_t want_
 static int does_not_fit(const sh_plan *p, const sh_plan_in *in, int64_t seqs, int64_t fits, int64_t least, sh_error *e) {
   char total[32], budget[32], weights[32], scratch[32], state[32], kv[32];
   return sh_fail(e, SH_ERR_LIMIT,
-                 "the model does not fit: of %s memory %s may be used; weights take %s, scratch %s, the states of %lld sequence%s %s, which leaves %lld "
+                 "the model does not fit: of %s memory %s may be used; weights take %s, scratch %s, the states of %lld sequence%s %s, "
+                 "which leaves %lld "
                  "tokens of KV at %s each where at least %lld are needed. Use a smaller or more quantized model, more memory, a higher "
                  "memory-utilization, or a lower max-num-seqs or max-num-batched-tokens",
                  sh_format_size(p->total_bytes, total), sh_format_size(p->budget_bytes, budget), sh_format_size(p->weight_bytes, weights),
-                 sh_format_size(in->scratch(in->ctx, (int)p->max_num_batched_tokens, (int)seqs), scratch), (long long)seqs, seqs == 1 ? "" : "s",
-                 sh_format_size(seqs * in->state_bytes_per_seq, state), (long long)fits, sh_format_size(in->kv_bytes_per_token, kv), (long long)least);
+                 sh_format_size(in->scratch(in->ctx, (int)p->max_num_batched_tokens, (int)seqs), scratch), (long long)seqs,
+                 seqs == 1 ? "" : "s", sh_format_size(seqs * in->state_bytes_per_seq, state), (long long)fits,
+                 sh_format_size(in->kv_bytes_per_token, kv), (long long)least);
 }
 
 int sh_plan_make(sh_plan *p, const sh_plan_in *in, sh_error *e) {
@@ -91,7 +99,8 @@ int sh_plan_make(sh_plan *p, const sh_plan_in *in, sh_error *e) {
   p->max_num_batched_tokens = in->asked_max_num_batched_tokens ? in->asked_max_num_batched_tokens : SH_PLAN_BATCHED;
   if (p->max_num_batched_tokens < in->asked_max_num_seqs) p->max_num_batched_tokens = in->asked_max_num_seqs;
 
-  int64_t want = in->asked_max_model_len ? in->asked_max_model_len : in->model_max_len, least = want < SH_PLAN_MIN_LEN ? want : SH_PLAN_MIN_LEN;
+  int64_t want = in->asked_max_model_len ? in->asked_max_model_len : in->model_max_len,
+          least = want < SH_PLAN_MIN_LEN ? want : SH_PLAN_MIN_LEN;
   int64_t seqs = choose_seqs(p, in, want), fits = tokens_that_fit(p, in, seqs);
   while (fits < least && !in->asked_max_num_batched_tokens && p->max_num_batched_tokens > 256 &&
          p->max_num_batched_tokens / 2 >= in->asked_max_num_seqs) { /* shorter steps need less scratch */

@@ -6,8 +6,8 @@
 
 /* What the plan is made from. Zero in an asked_ field: not given. */
 typedef struct sh_plan_in {
-  int64_t total_bytes;   /* of the cgroup or machine */
-  double utilization;    /* share of it, (0, 1] */
+  int64_t total_bytes; /* of the cgroup or machine */
+  double utilization;  /* share of it, (0, 1] */
   int64_t weight_bytes;
   int64_t kv_bytes_per_token, state_bytes_per_seq;
   int64_t model_max_len; /* tokens */

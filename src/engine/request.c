@@ -1,11 +1,12 @@
 /* Requests: copied from the front end's parameters, shared by two threads, freed by whichever lets go last.
  *
- * The submitting thread builds; the engine thread schedules, draws and pushes events; one thread of the front end reads. What they share is the ring, under the
- * request's mutex, and two atomics. The engine never waits for a reader: before it takes a sequence into a step it claims room for the events the step can
- * make. Room for every choice's FINISH and for END is never given away, so an end can always be told.
+ * The submitting thread builds; the engine thread schedules, draws and pushes events; one thread of the front end reads. What they share is
+ * the ring, under the request's mutex, and two atomics. The engine never waits for a reader: before it takes a sequence into a step it
+ * claims room for the events the step can make. Room for every choice's FINISH and for END is never given away, so an end can always be
+ * told.
  *
- * notify runs under a mutex of its own: sh_request_free can wait until a call that is under way has returned, while the reader, which takes the other mutex,
- * may hold the lock that notify wants. */
+ * notify runs under a mutex of its own: sh_request_free can wait until a call that is under way has returned, while the reader, which takes
+ * the other mutex, may hold the lock that notify wants. */
 #include "engine/request.h"
 
 #include "base/mem.h"
@@ -16,7 +17,8 @@
 #include <string.h>
 #include <time.h>
 
-/* --- Building -------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Building
+ * -------------------------------------------------------------------------------------------------------------------------------- */
 
 static void *copy(sh_arena *a, const void *p, int n, size_t size, int *rc) {
   if (n == 0) return NULL;
@@ -119,7 +121,8 @@ static int make_choices(sh_request *r) {
 /* Sizes of the largest records, and a ring in which one step of all choices and all the ends fit. */
 static int make_ring(sh_request *r, sh_error *e) {
   const sh_request_params *p = &r->params;
-  size_t n = (size_t)p->n, top = p->logprobs > 0 ? (size_t)p->logprobs : 0, prompt_top = p->prompt_logprobs > 0 ? (size_t)p->prompt_logprobs : 0;
+  size_t n = (size_t)p->n, top = p->logprobs > 0 ? (size_t)p->logprobs : 0,
+         prompt_top = p->prompt_logprobs > 0 ? (size_t)p->prompt_logprobs : 0;
   size_t text = 3 * ((size_t)r->env->max_piece + 4) + r->stops.longest; /* an invalid byte becomes 3 bytes of U+FFFD */
   r->token_bytes = sh_rec_bytes(top, text, 0);
   r->prompt_bytes = sh_rec_bytes(prompt_top, 0, 0);
@@ -194,7 +197,8 @@ void sh_request_unref(sh_request *r) {
   if (atomic_fetch_sub(&r->refs, 1) == 1) destroy(r);
 }
 
-/* --- The engine's side ----------------------------------------------------------------------------------------------------------------------- */
+/* --- The engine's side
+ * ----------------------------------------------------------------------------------------------------------------------- */
 
 /* Bytes that are spoken for: the last events of all choices, and END. */
 static size_t reserved(const sh_request *r) { return (size_t)(r->params.n - r->n_done) * r->finish_bytes + sh_rec_bytes(0, 0, 0); }
@@ -271,7 +275,8 @@ int32_t sh_choice_token(const sh_choice *c, int i) {
   return i < p->n_ids ? p->ids[i] : c->out[i - p->n_ids];
 }
 
-/* --- The front end's side -------------------------------------------------------------------------------------------------------------------- */
+/* --- The front end's side
+ * -------------------------------------------------------------------------------------------------------------------- */
 
 static void wake_engine(const sh_request *r) {
   if (r->env->wake) r->env->wake(r->env->wake_ctx);

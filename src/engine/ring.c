@@ -1,8 +1,9 @@
 /* The event ring.
  *
- * Bytes, not an array of events: a token's text is 1 to 5 bytes as a rule and 500 in the worst case, so slots for the worst case would waste a megabyte per
- * request. Records wrap around the end of the buffer and are copied out on reading, so the room is exact and the reader's event stays valid while the
- * writer goes on. Nothing is ever dropped: the scheduler computes the room a step may need before it takes a sequence into the batch. */
+ * Bytes, not an array of events: a token's text is 1 to 5 bytes as a rule and 500 in the worst case, so slots for the worst case would
+ * waste a megabyte per request. Records wrap around the end of the buffer and are copied out on reading, so the room is exact and the
+ * reader's event stays valid while the writer goes on. Nothing is ever dropped: the scheduler computes the room a step may need before it
+ * takes a sequence into the batch. */
 #include "engine/ring.h"
 
 #include "base/mem.h"

@@ -1,4 +1,5 @@
-/* The bounded queue of a request's events: records of bytes in a circular buffer, written by the engine thread and read by the front end's. The caller locks. */
+/* The bounded queue of a request's events: records of bytes in a circular buffer, written by the engine thread and read by the front end's.
+ * The caller locks. */
 #ifndef SH_ENGINE_RING_H
 #define SH_ENGINE_RING_H
 
@@ -10,8 +11,8 @@ typedef struct sh_rec {
   int32_t choice, position, id;
   sh_logprob chosen;
   sh_finish finish;
-  int32_t stop_id;   /* -1: none */
-  int32_t stop_str;  /* index of the request's stop string; -1: none */
+  int32_t stop_id;  /* -1: none */
+  int32_t stop_str; /* index of the request's stop string; -1: none */
   int32_t prompt_tokens, completion_tokens;
   uint32_t n_top, text_len, error_len; /* set by sh_ring_push */
 } sh_rec;
@@ -23,8 +24,10 @@ typedef struct sh_ring {
 
 /* What a record carries; text is in two pieces, since what was held back and what is new lie apart. Borrowed for the call. */
 typedef struct sh_rec_body {
-  const sh_logprob *top; int n_top;
-  const char *text[2]; size_t text_len[2];
+  const sh_logprob *top;
+  int n_top;
+  const char *text[2];
+  size_t text_len[2];
   const char *error;
 } sh_rec_body;
 
@@ -34,7 +37,8 @@ size_t sh_ring_room(const sh_ring *r);
 size_t sh_rec_bytes(size_t n_top, size_t text_len, size_t error_len);
 /* The caller has made sure of the room. */
 void sh_ring_push(sh_ring *r, const sh_rec *rec, const sh_rec_body *body);
-/* Copies the oldest record to `out` (room for the largest; suitably aligned) and removes it: record, top, text, NUL, error, NUL. false: empty. */
+/* Copies the oldest record to `out` (room for the largest; suitably aligned) and removes it: record, top, text, NUL, error, NUL. false:
+ * empty. */
 bool sh_ring_pop(sh_ring *r, unsigned char *out);
 
 #endif

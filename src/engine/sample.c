@@ -1,14 +1,16 @@
 /* Sampling: which ids stay, with what weight, and which one a uniform number picks.
  *
- * Engine thread. Order and meaning are vLLM's: temperature, min_p, top_k (ids equal to the k-th stay), top_p over what is left (an id stays while the
- * mass of more likely ids is below top_p; equal logits count by id). The draw walks the kept ids in ascending order and stops where the running sum
- * passes u times the total, all in double: one defined order, so the same logits and u give the same id everywhere.
+ * Engine thread. Order and meaning are vLLM's: temperature, min_p, top_k (ids equal to the k-th stay), top_p over what is left (an id stays
+ * while the mass of more likely ids is below top_p; equal logits count by id). The draw walks the kept ids in ascending order and stops
+ * where the running sum passes u times the total, all in double: one defined order, so the same logits and u give the same id everywhere.
  *
- * Nothing sorts the vocabulary. A cut (the k-th largest, or where the mass reaches top_p) is found by a histogram over the distance from the maximum,
- * then exactly inside the one bucket that holds it, by three radix passes over the floats' ordered bits. The cost is a few passes over 250k floats
- * whatever the distribution; a heap or quickselect is faster for tiny k and falls apart for top_p = 0.99 over flat logits.
+ * Nothing sorts the vocabulary. A cut (the k-th largest, or where the mass reaches top_p) is found by a histogram over the distance from
+ * the maximum, then exactly inside the one bucket that holds it, by three radix passes over the floats' ordered bits. The cost is a few
+ * passes over 250k floats whatever the distribution; a heap or quickselect is faster for tiny k and falls apart for top_p = 0.99 over flat
+ * logits.
  *
- * Refused: Gumbel noise per id as in vLLM. It needs a random number for each of 250k ids where the inverse of the distribution function needs one. */
+ * Refused: Gumbel noise per id as in vLLM. It needs a random number for each of 250k ids where the inverse of the distribution function
+ * needs one. */
 #include "engine/sample.h"
 
 #include "base/mem.h"
@@ -42,11 +44,13 @@ void sh_sampler_free(sh_sampler *s) {
 
 int64_t sh_sampler_bytes(int vocab) { return (int64_t)vocab * 16; }
 
-/* --- Finding a cut --------------------------------------------------------------------------------------------------------------------------- */
+/* --- Finding a cut
+ * --------------------------------------------------------------------------------------------------------------------------- */
 
-/* Bits of a float in the order of its value (no NaN; +0 and -0 were made one). */
+/* Bits of a float in the order of its value (no NaN; + 0 makes one of the two zeros). */
 static uint32_t ordered(float x) {
   uint32_t b;
+  x += 0.0f;
   memcpy(&b, &x, sizeof b);
   return b & 0x80000000u ? ~b : b | 0x80000000u;
 }
@@ -73,8 +77,9 @@ static int crossing(const double *mass, int n, int step, double target, double *
   return last;
 }
 
-/* Walking the kept ids from the most likely down, the logit at which the summed weight reaches `target`: an id stays when its logit is above the result. For ids
- * equal to it, *above (the weight strictly above) tells how many stay. weigh: by s->w, else each counts 1 and the k-th largest is found. */
+/* Walking the kept ids from the most likely down, the logit at which the summed weight reaches `target`: an id stays when its logit is
+ * above the result. For ids equal to it, *above (the weight strictly above) tells how many stay. weigh: by s->w, else each counts 1 and the
+ * k-th largest is found. */
 static float find_cut(sh_sampler *s, const float *x, float max, bool weigh, double target, double *above) {
   memset(s->mass, 0, sizeof s->mass);
   for (int i = 0; i < s->m; i++) s->mass[linear_bucket(max, x[s->ids[i]])] += weigh ? (double)s->w[i] : 1.0;
@@ -103,13 +108,44 @@ static float find_cut(sh_sampler *s, const float *x, float max, bool weigh, doub
   return x[s->cand[0]];
 }
 
-/* --- Filters --------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Filters
+ * --------------------------------------------------------------------------------------------------------------------------------- */
+
+enum { SMALL_K = 256, LANES = 16 }; /* loops over 16 at a time are what the compiler makes vectors of */
+
+/* The k-th largest of x, by a heap of k floats whose root is the least: one pass, nearly always one comparison an id. k <= SMALL_K <=
+ * vocab. */
+static float kth_of_all(sh_sampler *s, const float *x, int k) {
+  float *h = s->cand_w;
+  for (int i = 0; i < k; i++) h[i] = -INFINITY;
+  for (int i = 0; i < s->vocab; i++) {
+    if (!(x[i] > h[0])) continue;
+    int at = 0;
+    for (int c; (c = 2 * at + 1) < k; at = c) {
+      if (c + 1 < k && h[c + 1] < h[c]) c++;
+      if (h[c] >= x[i]) break;
+      h[at] = h[c];
+    }
+    h[at] = x[i];
+  }
+  return h[0];
+}
+
+static bool block_has(const float *x, float floor) {
+  int any = 0;
+  for (int j = 0; j < LANES; j++) any |= x[j] >= floor;
+  return any != 0;
+}
 
 static void keep_at_least(sh_sampler *s, const float *x, float floor) {
   int m = 0;
-  for (int i = 0; i < s->vocab; i++) {
-    s->ids[m] = i;
-    m += x[i] >= floor && x[i] > -INFINITY;
+  for (int i = 0; i < s->vocab; i += LANES) {
+    int end = s->vocab - i < LANES ? s->vocab : i + LANES;
+    if (end - i == LANES && !block_has(x + i, floor)) continue;
+    for (int j = i; j < end; j++) {
+      s->ids[m] = j;
+      m += x[j] >= floor && x[j] > -INFINITY;
+    }
   }
   s->m = m;
 }
@@ -160,23 +196,53 @@ static void keep_top_p(sh_sampler *s, const float *x, float max, double p) {
   s->m = m;
 }
 
-int sh_sample_prepare(sh_sampler *s, float *x, const sh_draw *p, sh_error *e) {
-  int32_t best = 0;
-  bool nan = false;
-  for (int i = 0; i < s->vocab; i++) {
-    nan |= x[i] != x[i];
-    if (x[i] > x[best]) best = i;
+/* The largest logit; *broken: some are NaN or +inf. */
+static float largest(const float *x, int n, bool *broken) {
+  float m[LANES], max = -INFINITY;
+  int bad = 0, i = 0;
+  for (int j = 0; j < LANES; j++) m[j] = -INFINITY;
+  for (; i + LANES <= n; i += LANES)
+    for (int j = 0; j < LANES; j++) {
+      bad |= !(x[i + j] < INFINITY);
+      m[j] = x[i + j] > m[j] ? x[i + j] : m[j];
+    }
+  for (; i < n; i++) {
+    bad |= !(x[i] < INFINITY);
+    m[0] = x[i] > m[0] ? x[i] : m[0];
   }
-  if (nan || x[best] == INFINITY) return sh_fail(e, SH_ERR_INTERNAL, "the model gave logits that are not numbers");
-  if (x[best] == -INFINITY) return sh_fail(e, SH_ERR_ARG, "every token is excluded by the request's parameters");
-  s->greedy = best;
+  for (int j = 0; j < LANES; j++) max = m[j] > max ? m[j] : max;
+  *broken = bad != 0;
+  return max;
+}
+
+static void divide(float *x, int n, float by) {
+  int i = 0;
+  for (; i + LANES <= n; i += LANES)
+    for (int j = 0; j < LANES; j++) x[i + j] /= by;
+  for (; i < n; i++) x[i] /= by;
+}
+
+int sh_sample_prepare(sh_sampler *s, float *x, const sh_draw *p, sh_error *e) {
+  bool broken;
+  float max = largest(x, s->vocab, &broken);
+  if (broken) return sh_fail(e, SH_ERR_INTERNAL, "the model gave logits that are not numbers");
+  if (max == -INFINITY) return sh_fail(e, SH_ERR_ARG, "every token is excluded by the request's parameters");
+  s->greedy = 0;
+  while (x[s->greedy] != max) s->greedy++;
   if (p->temperature < GREEDY_BELOW) return 0;
+  int32_t best = s->greedy;
   s->greedy = -1;
-  for (int i = 0; i < s->vocab; i++) x[i] = x[i] / p->temperature + 0.0f; /* + 0: one zero */
-  float max = x[best];
-  if (max == INFINITY) return sh_fail(e, SH_ERR_INTERNAL, "a logit divided by the temperature is beyond a float");
-  keep_at_least(s, x, p->min_p > 0 ? max + logf(p->min_p) : -INFINITY);
-  if (p->top_k > 0 && p->top_k < s->m) keep_top_k(s, x, max, p->top_k);
+  if (p->temperature != 1) divide(x, s->vocab, p->temperature);
+  max = x[best];
+  if (max == INFINITY || max == -INFINITY) return sh_fail(e, SH_ERR_INTERNAL, "a logit divided by the temperature is beyond a float");
+  float floor = p->min_p > 0 ? max + logf(p->min_p) : -INFINITY;
+  int k = p->top_k > 0 && p->top_k < s->vocab ? p->top_k : s->vocab;
+  if (k <= SMALL_K && k < s->vocab) {
+    float kth = kth_of_all(s, x, k);
+    if (kth > floor) floor = kth;
+  }
+  keep_at_least(s, x, floor);
+  if (k > SMALL_K && k < s->m) keep_top_k(s, x, max, k);
   weigh(s, x, max);
   if (p->top_p < 1) keep_top_p(s, x, max, (double)p->top_p);
   s->total = total(s);
@@ -196,7 +262,8 @@ int32_t sh_sample_draw(const sh_sampler *s, double u) {
   return s->ids[last];
 }
 
-/* --- The generator --------------------------------------------------------------------------------------------------------------------------- */
+/* --- The generator
+ * --------------------------------------------------------------------------------------------------------------------------- */
 
 /* The finaliser of splitmix64: a bijection in which every input bit moves every output bit. */
 static uint64_t mix(uint64_t z) {

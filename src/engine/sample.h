@@ -34,12 +34,14 @@ int sh_sampler_init(sh_sampler *s, int vocab, sh_error *e);
 void sh_sampler_free(sh_sampler *s); /* accepts a zeroed struct */
 int64_t sh_sampler_bytes(int vocab);
 
-/* Filters one row x [vocab] (masked ids are -inf; scaled in place). SH_ERR_INTERNAL: a logit is NaN or +inf; SH_ERR_ARG: every id is masked. No allocation. */
+/* Filters one row x [vocab] (masked ids are -inf; scaled in place). SH_ERR_INTERNAL: a logit is NaN or +inf; SH_ERR_ARG: every id is
+ * masked. No allocation. */
 int sh_sample_prepare(sh_sampler *s, float *x, const sh_draw *p, sh_error *e);
 /* The id for a uniform u in [0, 1). May be called many times on one prepared row. */
 int32_t sh_sample_draw(const sh_sampler *s, double u);
 
-/* The uniform in [0, 1) of a token: a pure function of its key, so a token's draw does not depend on what was drawn before it or elsewhere. */
+/* The uniform in [0, 1) of a token: a pure function of its key, so a token's draw does not depend on what was drawn before it or elsewhere.
+ */
 double sh_sample_uniform(uint64_t seed, uint64_t position, uint64_t choice);
 
 #endif

@@ -1,13 +1,15 @@
 /* The scheduler's life cycle: requests come in, steps run, choices end, memory goes back.
  *
- * Engine thread only. A step is: end what was cancelled, build a batch (batch.c), one forward pass, logits to events (emit.c), notify. Everything a step
- * needs was allocated at start or at a choice's admission; the step counts its allocations and any is an error in debug builds.
+ * Engine thread only. A step is: end what was cancelled, build a batch (batch.c), one forward pass, logits to events (emit.c), notify.
+ * Everything a step needs was allocated at start or at a choice's admission; the step counts its allocations and any is an error in debug
+ * builds.
  *
- * Preemption throws a sequence's cache away and recomputes prompt and answer later; the tokens that were drawn stay, and because a row's logits
- * do not depend on chunking and a draw is keyed by (seed, position, choice), the text goes on as if nothing had happened. Refused: swapping caches out to
- * other memory, since on a CPU there is none that is larger.
+ * Preemption throws a sequence's cache away and recomputes prompt and answer later; the tokens that were drawn stay, and because a row's
+ * logits do not depend on chunking and a draw is keyed by (seed, position, choice), the text goes on as if nothing had happened. Refused:
+ * swapping caches out to other memory, since on a CPU there is none that is larger.
  *
- * A forward error ends the sequences of that batch and no others: the backend promises that theirs are the only caches it may have half advanced. */
+ * A forward error ends the sequences of that batch and no others: the backend promises that theirs are the only caches it may have half
+ * advanced. */
 #include "engine/sched.h"
 
 #include "base/log.h"
@@ -17,7 +19,8 @@
 #include <assert.h>
 #include <string.h>
 
-/* --- Start and end --------------------------------------------------------------------------------------------------------------------------- */
+/* --- Start and end
+ * --------------------------------------------------------------------------------------------------------------------------- */
 
 /* Ids without a token: beyond the tokenizer (matrices are padded), and holes in its numbering. */
 static int find_masked(sh_sched *s, const sh_request_env *env) {
@@ -83,7 +86,8 @@ int64_t sh_sched_bytes(int max_batched, int n_slots, int max_out, int vocab) {
          sh_sampler_bytes(vocab) + sh_proc_scratch_bytes(vocab);
 }
 
-/* --- Lists ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Lists
+ * ----------------------------------------------------------------------------------------------------------------------------------- */
 
 static bool older(const sh_choice *a, const sh_choice *b) {
   return a->req->number != b->req->number ? a->req->number < b->req->number : a->index < b->index;
@@ -123,7 +127,8 @@ static void live_del(sh_sched *s, sh_request *r) {
   if (r->next) r->next->prev = r->prev;
 }
 
-/* --- Memory ---------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Memory
+ * ---------------------------------------------------------------------------------------------------------------------------------- */
 
 int sh_sched_pages_for(const sh_sched *s, int tokens) { return (tokens + s->cfg.page_size - 1) / s->cfg.page_size; }
 
@@ -155,7 +160,8 @@ void sh_sched_preempt(sh_sched *s, sh_choice *c) {
   s->stats.preemptions++;
 }
 
-/* --- Requests come and go -------------------------------------------------------------------------------------------------------------------- */
+/* --- Requests come and go
+ * -------------------------------------------------------------------------------------------------------------------- */
 
 void sh_sched_add(sh_sched *s, sh_request *r) {
   live_add(s, r);
@@ -248,14 +254,17 @@ void sh_sched_abort_all(sh_sched *s) {
   notify_all(s);
 }
 
-/* --- A step ---------------------------------------------------------------------------------------------------------------------------------- */
+/* --- A step
+ * ---------------------------------------------------------------------------------------------------------------------------------- */
 
-/* The time of a row, as a moving average over steps with prompt tokens. Reading the weights is a fixed cost of a step, so the average falls with the rows of a
- * step; the budget step_ns / token_ns settles where a step takes step_ns. */
+/* The time of a row, as a moving average over steps with prompt tokens. Reading the weights is a fixed cost of a step, so the average falls
+ * with the rows of a step; the budget step_ns / token_ns settles where a step takes step_ns. A row that took less than half is believed at
+ * once: the first steps read the weights from the disk and would keep the budget small for a dozen more. */
 static void measure(sh_sched *s, int64_t ns) {
   if (s->n_prompt_tokens == 0) return;
   double per_token = (double)ns / s->batch.n_tokens;
-  s->token_ns = s->token_ns == 0 ? per_token : s->token_ns + 0.3 * (per_token - s->token_ns);
+  bool first = s->token_ns == 0 || per_token < s->token_ns / 2;
+  s->token_ns = first ? per_token : s->token_ns + 0.3 * (per_token - s->token_ns);
 }
 
 static void run_batch(sh_sched *s) {
@@ -306,7 +315,8 @@ bool sh_sched_step(sh_sched *s) {
   return computed;
 }
 
-/* --- Checking -------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Checking
+ * -------------------------------------------------------------------------------------------------------------------------------- */
 
 static bool check_request(const sh_request *r) {
   int pending = 0, running = 0, done = 0;

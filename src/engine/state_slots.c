@@ -1,8 +1,8 @@
 /* State slots: which are free.
  *
- * Owned by the scheduler, engine thread only. The number of slots is the number of sequences that may run at once, so this list is also the engine's
- * limit on concurrency. A slot is never zeroed here: a new sequence zeroes it, a forked choice copies its parent's, and the one that does neither is a bug
- * that the fake model of the unit tests shows as a wrong token. */
+ * Owned by the scheduler, engine thread only. The number of slots is the number of sequences that may run at once, so this list is also the
+ * engine's limit on concurrency. A slot is never zeroed here: a new sequence zeroes it, a forked choice copies its parent's, and the one
+ * that does neither is a bug that the fake model of the unit tests shows as a wrong token. */
 #include "engine/state_slots.h"
 
 #include "base/mem.h"

@@ -1,11 +1,12 @@
 /* Stop strings by Knuth, Morris and Pratt: one automaton per pattern, fed byte by byte.
  *
- * The patterns are compiled by the thread that submits; the engine thread feeds. A pattern's state is the length of its longest prefix that ends the text,
- * which is exactly what must be held back, so a match across any token boundaries needs no rescan and the cost is linear in the text. Because text and patterns
- * are whole UTF-8 characters, a match begins and ends at character boundaries, and so does what is shown.
+ * The patterns are compiled by the thread that submits; the engine thread feeds. A pattern's state is the length of its longest prefix that
+ * ends the text, which is exactly what must be held back, so a match across any token boundaries needs no rescan and the cost is linear in
+ * the text. Because text and patterns are whole UTF-8 characters, a match begins and ends at character boundaries, and so does what is
+ * shown.
  *
- * Refused: searching the end of the joined text after each token, as vLLM does. It needs the joined text, and where tokens are cut decides which of two
- * overlapping patterns is found; here the text alone decides. */
+ * Refused: searching the end of the joined text after each token, as vLLM does. It needs the joined text, and where tokens are cut decides
+ * which of two overlapping patterns is found; here the text alone decides. */
 #include "engine/stop.h"
 
 #include <string.h>

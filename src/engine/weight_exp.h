@@ -1,12 +1,13 @@
-/* exp for weights of a softmax: the same bits on every machine (libm's differ), and simple enough that the compiler makes vector code of it. */
+/* exp for weights of a softmax: the same bits on every machine (libm's differ), and simple enough that the compiler makes vector code of
+ * it. */
 #ifndef SH_ENGINE_WEIGHT_EXP_H
 #define SH_ENGINE_WEIGHT_EXP_H
 
 #include <stdint.h>
 #include <string.h>
 
-/* e^x for x <= 0; 0 below -87 (the smallest normal float) and for -inf. Relative error under 2e-7: x = n ln2 + r with |r| <= ln2 / 2, e^r by its Taylor
- * series to the 7th power (the next term is below 2^-27). x must not be NaN. */
+/* e^x for x <= 0; 0 below -87 (the smallest normal float) and for -inf. Relative error under 2e-7: x = n ln2 + r with |r| <= ln2 / 2, e^r
+ * by its Taylor series to the 7th power (the next term is below 2^-27). x must not be NaN. */
 static inline float sh_weight_exp(float x) {
   float c = x < -87.0f ? -87.0f : x;
   float t = c * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the sum's low mantissa bits are the rounded integer */

@@ -1,5 +1,6 @@
-/* A model bound to a backend, and its forward pass as a sequence of backend calls. The pass is written once per architecture (qwen35.c for dense and MoE, llama.c)
- * and knows no device. The model owns weights, parameters and scratch; the caches belong to it too, pages and slots are handed out by the engine. */
+/* A model bound to a backend, and its forward pass as a sequence of backend calls. The pass is written once per architecture (qwen35.c for
+ * dense and MoE, llama.c) and knows no device. The model owns weights, parameters and scratch; the caches belong to it too, pages and slots
+ * are handed out by the engine. */
 #ifndef SH_MODEL_MODEL_H
 #define SH_MODEL_MODEL_H
 
@@ -9,13 +10,14 @@
 
 typedef struct sh_model sh_model;
 
-/* Reads the config and binds the weights (no copy; `ckpt` and `be` are borrowed and must outlive the model). Caller frees with sh_model_free. */
+/* Reads the config and binds the weights (no copy; `ckpt` and `be` are borrowed and must outlive the model). Caller frees with
+ * sh_model_free. */
 int sh_model_open(sh_model **out, const sh_ckpt *ckpt, sh_backend *be, sh_error *e);
 void sh_model_free(sh_model *m);
 
 const sh_config *sh_model_config(const sh_model *m);
-size_t sh_model_weight_bytes(const sh_model *m);            /* of the main path, as stored */
-const char *sh_model_describe(const sh_model *m);           /* "qwen3_5, 24 layers (18 linear + 6 attention), bf16" */
+size_t sh_model_weight_bytes(const sh_model *m);  /* of the main path, as stored */
+const char *sh_model_describe(const sh_model *m); /* "qwen3_5, 24 layers (18 linear + 6 attention), bf16" */
 /* Cost of the caches for a KV type: bytes of KV per token, bytes of state per sequence, bytes of scratch for a step. */
 size_t sh_model_kv_bytes_per_token(const sh_model *m, sh_kv_type t);
 size_t sh_model_state_bytes(const sh_model *m);
@@ -25,17 +27,18 @@ size_t sh_model_scratch_bytes(const sh_model *m, int max_tokens, int max_out);
 typedef struct sh_model_sizes {
   int page_size, n_pages, n_slots;
   sh_kv_type kv_type;
-  int max_tokens, max_seqs, max_out;  /* of one step: rows, sequences, logit rows */
-  int max_context;                    /* tokens of a sequence */
+  int max_tokens, max_seqs, max_out; /* of one step: rows, sequences, logit rows */
+  int max_context;                   /* tokens of a sequence */
 } sh_model_sizes;
 int sh_model_reserve(sh_model *m, const sh_model_sizes *s, sh_error *e);
 
-/* One step. logits: host float32 [b->n_out, vocab_size], filled for out_rows in order. A batch that breaks the reserved sizes, ids or pages out of range are SH_ERR_INTERNAL.
- * No allocation. After an error the sequences of the batch must be dropped (their caches may be half-advanced); others are untouched. */
+/* One step. logits: host float32 [b->n_out, vocab_size], filled for out_rows in order. A batch that breaks the reserved sizes, ids or pages
+ * out of range are SH_ERR_INTERNAL. No allocation. After an error the sequences of the batch must be dropped (their caches may be
+ * half-advanced); others are untouched. */
 int sh_model_forward(sh_model *m, const sh_batch *b, float *logits, sh_error *e);
 
-/* Test and report tool: as forward, and copies the residual stream after layer L (0 = embedding, n_layers = after the final norm) to hidden[L] (host [n_tokens, hidden]),
- * for each non-NULL hidden[L], L in [0, n_layers]. */
+/* Test and report tool: as forward, and copies the residual stream after layer L (0 = embedding, n_layers = after the final norm) to
+ * hidden[L] (host [n_tokens, hidden]), for each non-NULL hidden[L], L in [0, n_layers]. */
 int sh_model_forward_hidden(sh_model *m, const sh_batch *b, float *logits, float **hidden, sh_error *e);
 
 int sh_model_slot_zero(sh_model *m, int slot, sh_error *e);

@@ -12,11 +12,18 @@
 
 /* --- The format --- */
 
+/* The first token of an echoed prompt has no probability, and so no event. */
+static void begin_echo(sh_gen *g, sh_run *r) {
+  if (g->params->echo && !r->echo.tokens.len) sh_lp_completion(&g->lp, NULL, r->ids[0], 0, &r->echo_chars, &r->echo);
+}
+
 static void collect(sh_gen *g, sh_run *r, sh_choice *c, const sh_event *ev) {
+  if (g->n_logprobs < 0) return;
+  begin_echo(g, r);
   if (c) {
+    if (c->tokens == 1) c->offset = r->echo_chars; /* offsets go on behind an echoed prompt */
     sh_lp_completion(&g->lp, ev, ev->id, g->n_logprobs, &c->offset, &c->lists);
-  } else if (g->params->echo && g->n_logprobs >= 0) {
-    if (!r->echo.tokens.len) sh_lp_completion(&g->lp, NULL, r->ids[0], 0, &r->echo_chars, &r->echo);
+  } else if (g->params->echo) {
     sh_lp_completion(&g->lp, ev, ev->id, g->n_logprobs, &r->echo_chars, &r->echo);
   }
 }
@@ -44,7 +51,7 @@ static void put_logprobs(sh_gen *g, const sh_choice *c, bool with_echo, sh_jw *w
     return;
   }
   sh_lp_lists *echo = &c->run->echo;
-  if (with_echo && !echo->tokens.len && c->run->n_ids == 1) sh_lp_completion(&g->lp, NULL, c->run->ids[0], 0, &c->run->echo_chars, echo);
+  if (with_echo) begin_echo(g, c->run);
   sh_jw_obj(w);
   put_list(w, "text_offset", with_echo ? &echo->text_offset : NULL, &c->lists.text_offset);
   put_list(w, "token_logprobs", with_echo ? &echo->token_logprobs : NULL, &c->lists.token_logprobs);

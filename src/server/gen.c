@@ -261,6 +261,7 @@ static void put_chunk(sh_gen *g, sh_choice *c) {
   sh_jw_end_obj(&w);
   sh_buf_puts(&g->sse, "\n\n");
   c->opened = true;
+  c->pending = false;
   sh_buf_reset(&c->text);
   sh_buf_reset(&c->chat_logprobs);
   sh_lp_lists_reset(&c->lists);
@@ -348,11 +349,12 @@ static void on_prompt_event(sh_gen *g, sh_run *r, const sh_event *ev) {
 }
 
 static void on_token_event(sh_gen *g, sh_run *r, sh_choice *c, const sh_event *ev) {
+  if (c->pending) put_chunk(g, c);
   c->tokens++;
   sh_buf_put(&c->text, ev->text, ev->text_len);
   if (g->n_logprobs >= 0) g->format->collect(g, r, c, ev);
   if (g->params->return_token_ids && sh_ids_push(&c->ids, ev->id) != SH_OK) c->text.failed = SH_ERR_NOMEM;
-  if (g->params->stream && has_news(g, c)) put_chunk(g, c);
+  c->pending = g->params->stream && has_news(g, c);
 }
 
 static void on_finish_event(sh_gen *g, sh_choice *c, const sh_event *ev) {
@@ -405,6 +407,14 @@ static int take_event(sh_gen *g, sh_run *r, const sh_event *ev, sh_api_error *e)
   return out_of_room(g, r, c) ? sh_api_fail(e, 500, NULL, "The answer does not fit in memory.") : 0;
 }
 
+/* The end of a turn: tokens whose chunk waited. */
+static void put_pending(sh_gen *g, const sh_run *r) {
+  for (int i = 0; i < g->engine.n; i++) {
+    sh_choice *c = &g->choices[r->index * g->engine.n + i];
+    if (c->pending) put_chunk(g, c);
+  }
+}
+
 static void drain(sh_run *r) {
   sh_gen *g = r->gen;
   sh_event ev;
@@ -424,6 +434,7 @@ static void drain(sh_run *r) {
     complete(g);
     return;
   }
+  put_pending(g, r);
   flush(g);
   if (n == EVENTS_PER_TURN && !r->ended) sh_loop_post(g->call->srv->loop, &r->task);
 }

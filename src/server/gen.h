@@ -23,6 +23,7 @@ struct sh_choice {
   int64_t offset; /* characters, of lists */
   int tokens;     /* drawn so far */
   bool opened;    /* its first chunk has been written */
+  bool pending;   /* streaming: a token waits for the end of the turn, so that the last one and the finish share a chunk */
   bool done;
   sh_finish finish;
   int32_t stop_id; /* -1 */

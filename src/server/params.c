@@ -386,6 +386,7 @@ int sh_params_parse(const sh_json *body, sh_api_kind kind, const sh_params_limit
     return sh_api_fail(e, 400, NULL, "The request object has %zu members; the limit is %d.", body->len, SH_API_MAX_MEMBERS);
   for (size_t i = 0; i < body->len; i++) {
     const field *f = find_field(&body->members[i], kind);
+    if (f && sh_json_get(body, f->name) != &body->members[i].value) continue; /* given again further on: the last one counts */
     if (!f) unknown[n_unknown++] = &body->members[i];
     else if (body->members[i].value.type != SH_JSON_NULL && take_field(f, &body->members[i].value, lim, a, out, e)) return -1;
   }

@@ -70,11 +70,13 @@ static void log_plan(const sh_engine *g) {
          sh_format_size(p->total_bytes, b), sh_format_size(p->weight_bytes, c), sh_format_size(p->scratch_bytes, d));
   sh_log(SH_LOG_INFO, "memory: %s of KV cache per token, %s of state per sequence; room for %lld tokens in pages of %lld",
          sh_format_size(p->kv_bytes_per_token, a), sh_format_size(p->state_bytes_per_seq, b), (long long)tokens, (long long)p->page_size);
-  long long full = p->max_model_len ? (long long)(tokens / p->max_model_len) : 0;
-  if (full > p->max_num_seqs) full = (long long)p->max_num_seqs;
-  sh_log(SH_LOG_INFO, "memory: up to %lld sequences at once: %lld of %lld tokens, or all %lld of %lld tokens", (long long)p->max_num_seqs,
-         full, (long long)p->max_model_len, (long long)p->max_num_seqs,
-         (long long)(tokens / p->max_num_seqs < p->max_model_len ? tokens / p->max_num_seqs : p->max_model_len));
+  int64_t each = tokens / p->max_num_seqs, full = tokens / p->max_model_len;
+  if (each >= p->max_model_len)
+    sh_log(SH_LOG_INFO, "memory: up to %lld sequences at once, each of up to %lld tokens", (long long)p->max_num_seqs,
+           (long long)p->max_model_len);
+  else
+    sh_log(SH_LOG_INFO, "memory: up to %lld sequences at once: %lld of %lld tokens, or all %lld of %lld tokens", (long long)p->max_num_seqs,
+           (long long)full, (long long)p->max_model_len, (long long)p->max_num_seqs, (long long)each);
   if (p->shortened)
     sh_log(SH_LOG_WARN, "the context is %lld tokens, shortened from the model's %lld to fit in memory", (long long)p->max_model_len,
            (long long)p->model_max_len);

@@ -1,26 +1,28 @@
 /* The tables of a byte-level BPE vocabulary.
  *
- * Runs in the thread that opens a model; afterwards everything is read-only and any thread may look. A vocabulary has some 250,000 spellings and as many
- * merges, and every start pays for building it, so the tables are flat: one text blob with 32-bit offsets, one open-addressing index from spelling to id,
- * one open-addressing table of 16-byte pairs (a lookup is one cache line). Spellings are kept as the file has them (the printable alphabet that stands for
- * bytes) beside the bytes they mean; where both are equal they share the text.
- * Refused: merging on strings, as the file gives merges (ids make a pair one 64-bit key), and a perfect hash (slower to build than it saves). */
+ * Runs in the thread that opens a model; afterwards everything is read-only and any thread may look. A vocabulary has some 250,000
+ * spellings and as many merges, and every start pays for building it, so the tables are flat: one text blob with 32-bit offsets, one
+ * open-addressing index from spelling to id, one open-addressing table of 16-byte pairs (a lookup is one cache line). Spellings are kept as
+ * the file has them (the printable alphabet that stands for bytes) beside the bytes they mean; where both are equal they share the text.
+ * Refused: merging on strings, as the file gives merges (ids make a pair one 64-bit key), and a perfect hash (slower to build than it
+ * saves). */
 #include "text/bpe.h"
 
 #include "base/text.h"
 
 #include <string.h>
 
-/* --- The printable alphabet -------------------------------------------------------------------------------------------------------------------------
- * Byte-level vocabularies spell bytes as characters: the printable ones of Latin-1 stand for themselves, the others, in order, for U+0100 and up. */
+/* --- The printable alphabet ------------------------------------------------------------------------------------------------------------
+ * Byte-level vocabularies spell bytes as characters: the printable ones of Latin-1 stand for themselves, the others, in order, for U+0100
+ * and up. */
 
 static bool is_plain(unsigned c) { return (c >= 0x21 && c <= 0x7E) || (c >= 0xA1 && c <= 0xAC) || (c >= 0xAE && c <= 0xFF); }
 
 static uint32_t char_of_byte(unsigned byte) {
   if (is_plain(byte)) return byte;
-  if (byte <= 0x20) return 0x100 + byte;                 /* 00..20 */
-  if (byte <= 0xA0) return 0x100 + 33 + (byte - 0x7F);   /* 7F..A0 */
-  return 0x100 + 33 + 34;                                /* AD */
+  if (byte <= 0x20) return 0x100 + byte;               /* 00..20 */
+  if (byte <= 0xA0) return 0x100 + 33 + (byte - 0x7F); /* 7F..A0 */
+  return 0x100 + 33 + 34;                              /* AD */
 }
 
 /* -1 when the character is not of the alphabet. */
@@ -38,7 +40,8 @@ size_t sh_bpe_spell(const char *p, size_t n, char *out) {
   return k;
 }
 
-/* Writes the bytes a spelling means to out[0..n) and returns how many; -1 when a character is not of the alphabet (then the spelling is plain text). */
+/* Writes the bytes a spelling means to out[0..n) and returns how many; -1 when a character is not of the alphabet (then the spelling is
+ * plain text). */
 static ptrdiff_t unspell(const char *s, size_t n, char *out) {
   size_t k = 0;
   for (size_t i = 0; i < n;) {
@@ -52,7 +55,7 @@ static ptrdiff_t unspell(const char *s, size_t n, char *out) {
   return (ptrdiff_t)k;
 }
 
-/* --- Construction ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Construction --------------------------------------------------------------------------------------------------------------------- */
 
 static uint32_t table_size(size_t n) {
   uint32_t size = 64;
@@ -65,8 +68,8 @@ static int no_memory(sh_error *e) { return sh_fail(e, SH_ERR_NOMEM, "out of memo
 int sh_bpe_new(sh_bpe **out, size_t n_tokens, size_t n_merges, sh_error *e) {
   *out = NULL;
   if (n_tokens > SH_BPE_MAX_IDS || n_merges > 4 * (size_t)SH_BPE_MAX_IDS)
-    return sh_fail(e, SH_ERR_LIMIT, "the vocabulary has %zu tokens and %zu merges; at most %d and %d are accepted", n_tokens, n_merges, SH_BPE_MAX_IDS,
-                   4 * SH_BPE_MAX_IDS);
+    return sh_fail(e, SH_ERR_LIMIT, "the vocabulary has %zu tokens and %zu merges; at most %d and %d are accepted", n_tokens, n_merges,
+                   SH_BPE_MAX_IDS, 4 * SH_BPE_MAX_IDS);
   sh_bpe *b = sh_calloc(1, sizeof *b);
   if (!b) return no_memory(e);
   sh_buf_init(&b->text, SH_BPE_MAX_TEXT);
@@ -153,7 +156,8 @@ static int quoted(size_t len) { return len > 64 ? 64 : (int)len; }
 
 int sh_bpe_add_token(sh_bpe *b, int64_t id, const char *piece, size_t len, unsigned flags, sh_error *e) {
   if (id < 0 || id >= SH_BPE_MAX_IDS)
-    return sh_fail(e, SH_ERR_FORMAT, "token \"%.*s\" has id %lld; ids from 0 to %d are accepted", quoted(len), piece, (long long)id, SH_BPE_MAX_IDS - 1);
+    return sh_fail(e, SH_ERR_FORMAT, "token \"%.*s\" has id %lld; ids from 0 to %d are accepted", quoted(len), piece, (long long)id,
+                   SH_BPE_MAX_IDS - 1);
   if (len > SH_BPE_MAX_TEXT / 4) return sh_fail(e, SH_ERR_LIMIT, "token %lld is %zu bytes long", (long long)id, len);
   if (2 * b->n_tokens >= b->index_size) return sh_fail(e, SH_ERR_INTERNAL, "more tokens than were announced");
   if (grow_ids(b, (int32_t)id)) return no_memory(e);
@@ -166,7 +170,8 @@ int sh_bpe_add_token(sh_bpe *b, int64_t id, const char *piece, size_t len, unsig
   if (b->index[slot] >= 0)
     return sh_fail(e, SH_ERR_FORMAT, "token \"%.*s\" has two ids, %d and %lld", quoted(len), piece, (int)b->index[slot], (long long)id);
   if (t->piece_off != 0)
-    return sh_fail(e, SH_ERR_FORMAT, "id %lld stands for two tokens, \"%.64s\" and \"%.*s\"", (long long)id, b->text.p + t->piece_off, quoted(len), piece);
+    return sh_fail(e, SH_ERR_FORMAT, "id %lld stands for two tokens, \"%.64s\" and \"%.*s\"", (long long)id, b->text.p + t->piece_off,
+                   quoted(len), piece);
   int rc = store_text(b, t, piece, len, flags);
   if (rc == SH_ERR_LIMIT) return sh_fail(e, rc, "the spellings of the vocabulary are longer than %d bytes together", SH_BPE_MAX_TEXT);
   if (rc) return no_memory(e);

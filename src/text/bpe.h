@@ -4,34 +4,38 @@
 
 #include "text/tokenizer.h"
 
-enum { SH_BPE_MAX_IDS = 1 << 22 };          /* ids from a file lie below this: bounds the tables a hostile file can ask for */
-enum { SH_BPE_MAX_TEXT = 1 << 30 };         /* bytes of all spellings together; offsets are 32-bit */
-enum { SH_BPE_MAX_WORD = (1 << 28) - 1 };   /* bytes of one word; positions are 32-bit and 16 bytes of work memory stand behind each */
+enum { SH_BPE_MAX_IDS = 1 << 22 };        /* ids from a file lie below this: bounds the tables a hostile file can ask for */
+enum { SH_BPE_MAX_TEXT = 1 << 30 };       /* bytes of all spellings together; offsets are 32-bit */
+enum { SH_BPE_MAX_WORD = (1 << 28) - 1 }; /* bytes of one word; positions are 32-bit and 16 bytes of work memory stand behind each */
 
-enum {                                      /* flags of an id */
-  SH_BPE_MODEL = 1,                         /* in the BPE vocabulary: merges may name it */
-  SH_BPE_ADDED = 2,                         /* an added token */
-  SH_BPE_SPECIAL = 4,                       /* skipped by skip_special_tokens */
-  SH_BPE_RAW = 8,                           /* its spelling is plain text, not the printable byte alphabet */
+enum {                     /* flags of an id */
+       SH_BPE_MODEL = 1,   /* in the BPE vocabulary: merges may name it */
+       SH_BPE_ADDED = 2,   /* an added token */
+       SH_BPE_SPECIAL = 4, /* skipped by skip_special_tokens */
+       SH_BPE_RAW = 8,     /* its spelling is plain text, not the printable byte alphabet */
 };
 
-typedef struct sh_bpe_token { uint32_t piece_off, piece_len, bytes_off, bytes_len; } sh_bpe_token; /* into `text`; piece_off 0 = no token */
-typedef struct sh_bpe_pair { uint32_t left, right, rank, result; } sh_bpe_pair;                    /* left UINT32_MAX = free */
+typedef struct sh_bpe_token {
+  uint32_t piece_off, piece_len, bytes_off, bytes_len;
+} sh_bpe_token; /* into `text`; piece_off 0 = no token */
+typedef struct sh_bpe_pair {
+  uint32_t left, right, rank, result;
+} sh_bpe_pair; /* left UINT32_MAX = free */
 
-typedef struct sh_bpe {                     /* fields are private to bpe*.c but for the ones marked */
-  sh_bpe_token *tokens;                     /* [cap_ids], n_ids in use */
-  uint8_t *flags;                           /* [cap_ids] */
-  int32_t n_ids, cap_ids;                   /* read by others: n_ids = largest id + 1 */
-  uint32_t n_tokens, max_piece;             /* tokens present; bytes of the longest spelling in the vocabulary */
-  sh_buf text;                              /* spellings, each NUL-terminated, and bytes; offset 0 is unused */
-  sh_buf scratch;                           /* building: a spelling under work */
-  int32_t *index;                           /* [index_size] spelling -> id, open addressing, -1 = free */
-  uint32_t index_size;                      /* a power of two, at least twice n_tokens */
-  sh_bpe_pair *pairs;                       /* [pairs_size] (left, right) -> rank, result, open addressing */
+typedef struct sh_bpe {         /* fields are private to bpe*.c but for the ones marked */
+  sh_bpe_token *tokens;         /* [cap_ids], n_ids in use */
+  uint8_t *flags;               /* [cap_ids] */
+  int32_t n_ids, cap_ids;       /* read by others: n_ids = largest id + 1 */
+  uint32_t n_tokens, max_piece; /* tokens present; bytes of the longest spelling in the vocabulary */
+  sh_buf text;                  /* spellings, each NUL-terminated, and bytes; offset 0 is unused */
+  sh_buf scratch;               /* building: a spelling under work */
+  int32_t *index;               /* [index_size] spelling -> id, open addressing, -1 = free */
+  uint32_t index_size;          /* a power of two, at least twice n_tokens */
+  sh_bpe_pair *pairs;           /* [pairs_size] (left, right) -> rank, result, open addressing */
   uint32_t pairs_size, n_pairs;
-  int32_t byte_id[256];                     /* id of each single byte, -1 when the vocabulary lacks it */
-  int32_t unk;                              /* set by others: id for bytes without a token, -1 = they are dropped */
-  bool fuse_unk, ignore_merges;             /* set by others: runs of unknown bytes are one token; a word in the vocabulary is one token */
+  int32_t byte_id[256];         /* id of each single byte, -1 when the vocabulary lacks it */
+  int32_t unk;                  /* set by others: id for bytes without a token, -1 = they are dropped */
+  bool fuse_unk, ignore_merges; /* set by others: runs of unknown bytes are one token; a word in the vocabulary is one token */
 } sh_bpe;
 
 /* For at most n_tokens tokens and n_merges merges. Caller frees with sh_bpe_free. */
@@ -40,7 +44,8 @@ void sh_bpe_free(sh_bpe *b); /* accepts NULL and half-built objects */
 
 /* Adds a token. An id or a spelling that is taken by another is SH_ERR_FORMAT; the same id and spelling again joins the flags. */
 int sh_bpe_add_token(sh_bpe *b, int64_t id, const char *piece, size_t len, unsigned flags, sh_error *e);
-/* Adds the merge of two spellings. A part or a result that is not in the vocabulary is SH_ERR_FORMAT; a pair given twice keeps the later rank. */
+/* Adds the merge of two spellings. A part or a result that is not in the vocabulary is SH_ERR_FORMAT; a pair given twice keeps the later
+ * rank. */
 int sh_bpe_add_merge(sh_bpe *b, uint32_t rank, const char *l, size_t nl, const char *r, size_t nr, sh_error *e);
 void sh_bpe_finish_vocab(sh_bpe *b); /* finds the ids of the single bytes; after the last token of the model, before added ones */
 int32_t sh_bpe_find(const sh_bpe *b, const char *piece, size_t len); /* -1 when absent */
@@ -58,10 +63,10 @@ static inline uint32_t sh_bpe_pair_hash(uint32_t left, uint32_t right) {
 /* --- Merging. One work object serves one encode call in one thread. */
 typedef struct sh_bpe_word sh_bpe_word;
 typedef struct sh_bpe_work {
-  const sh_bpe *b;          /* borrowed */
-  sh_bpe_word *cache;       /* words seen in this call, or NULL */
-  uint32_t *mem;            /* scratch of long words; owned */
-  size_t mem_cap;           /* words of 4 bytes */
+  const sh_bpe *b;    /* borrowed */
+  sh_bpe_word *cache; /* words seen in this call, or NULL */
+  uint32_t *mem;      /* scratch of long words; owned */
+  size_t mem_cap;     /* words of 4 bytes */
 } sh_bpe_work;
 
 void sh_bpe_work_init(sh_bpe_work *w, const sh_bpe *b, size_t text_len); /* a cache is made when the text is long enough to pay for it */

@@ -1,23 +1,23 @@
-/* Merging one word: start from its bytes and apply, again and again, the pair of lowest rank (the leftmost of equals) until no pair is left.
+/* Merging one word: start from its bytes and apply, again and again, the pair of lowest rank (the leftmost of equals) until no pair is
+ * left.
  *
  * Runs in whatever thread encodes; all state is in the caller's sh_bpe_work. Three sizes of words, one result:
- * - a word seen before in this call comes from a small direct-mapped cache (texts repeat their words; the cache dies with the call, so requests neither
- *   share a lock nor learn about each other's words);
+ * - a word seen before in this call comes from a small direct-mapped cache (texts repeat their words; the cache dies with the call, so
+ * requests neither share a lock nor learn about each other's words);
  * - a word of up to SMALL symbols lives in an array on the stack, scanned for its minimum and closed up after each merge;
- * - a longer one keeps the rank of every live pair in a tree of minima with 16 children per node, so a merge costs a few cache lines whatever the length,
- *   and 10 MB of one letter are no attack.
- * Refused: the usual heap of candidate pairs. Its stale entries make the memory unbounded in n and its sift-down misses the cache on long words; the tree
- * has one entry per position, never a stale one, and finds the leftmost of equal ranks by construction. Also refused: cutting long words into chunks,
- * which changes the result at the seams. */
+ * - a longer one keeps the rank of every live pair in a tree of minima with 16 children per node, so a merge costs a few cache lines
+ * whatever the length, and 10 MB of one letter are no attack. Refused: the usual heap of candidate pairs. Its stale entries make the memory
+ * unbounded in n and its sift-down misses the cache on long words; the tree has one entry per position, never a stale one, and finds the
+ * leftmost of equal ranks by construction. Also refused: cutting long words into chunks, which changes the result at the seams. */
 #include "text/bpe.h"
 
 #include <string.h>
 
 #define NONE UINT32_MAX
-enum { SMALL = 40 };         /* symbols; above it the tree is faster (measured on Chinese text, whose words are long) */
+enum { SMALL = 48 }; /* symbols; around there the tree draws level (measured on Chinese text, whose words are long) */
 enum { FAN = 16, MAX_LEVELS = 8 };
 
-/* --- Pair lookup ------------------------------------------------------------------------------------------------------------------------------------ */
+/* --- Pair lookup ---------------------------------------------------------------------------------------------------------------------- */
 
 static const sh_bpe_pair *find_pair(const sh_bpe *b, int32_t left, int32_t right) {
   uint32_t mask = b->pairs_size - 1, l = (uint32_t)left, r = (uint32_t)right;
@@ -33,7 +33,7 @@ static uint32_t pair_rank(const sh_bpe *b, int32_t left, int32_t right) {
   return p ? p->rank : NONE;
 }
 
-/* --- Short words ------------------------------------------------------------------------------------------------------------------------------------ */
+/* --- Short words ---------------------------------------------------------------------------------------------------------------------- */
 
 /* Merges ids[0..m), m <= SMALL, in place; returns how many are left. */
 static size_t merge_small(const sh_bpe *b, int32_t *ids, size_t m) {
@@ -64,10 +64,15 @@ static size_t merge_small(const sh_bpe *b, int32_t *ids, size_t m) {
   return m;
 }
 
-/* --- Long words ------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Long words ----------------------------------------------------------------------------------------------------------------------- */
 
-/* level[0][i] is the rank of the pair that starts at symbol i, NONE for a dead symbol or no pair; level[k+1][i] the minimum of FAN items of level k. */
-typedef struct mintree { uint32_t *level[MAX_LEVELS]; size_t len[MAX_LEVELS]; int n_levels; } mintree;
+/* level[0][i] is the rank of the pair that starts at symbol i, NONE for a dead symbol or no pair; level[k+1][i] the minimum of FAN items of
+ * level k. */
+typedef struct mintree {
+  uint32_t *level[MAX_LEVELS];
+  size_t len[MAX_LEVELS];
+  int n_levels;
+} mintree;
 
 static size_t round_up(size_t n) { return (n + FAN - 1) / FAN * FAN; }
 
@@ -158,13 +163,13 @@ static size_t merge_long(const sh_bpe *b, int32_t *ids, size_t m, uint32_t *mem)
   return left;
 }
 
-/* --- The words of one call -------------------------------------------------------------------------------------------------------------------------- */
+/* --- The words of one call ------------------------------------------------------------------------------------------------------------ */
 
 enum { CACHE_WORDS = 1 << 13, WORD_BYTES = 26, WORD_IDS = 8 };
 enum { CACHE_FROM = 4096 }; /* bytes of text from which clearing the cache pays for itself */
 struct sh_bpe_word {        /* 64 bytes, a cache line */
   uint32_t hash;
-  uint8_t len, n_ids;       /* len 0 = free */
+  uint8_t len, n_ids; /* len 0 = free */
   char bytes[WORD_BYTES];
   int32_t ids[WORD_IDS];
 };
@@ -206,7 +211,8 @@ static int put_ids(sh_ids *out, const int32_t *ids, size_t n) {
   return 0;
 }
 
-/* The symbols a word starts as: one id per byte; bytes without a token become `unk` or nothing. ids has room for n. Returns their number. */
+/* The symbols a word starts as: one id per byte; bytes without a token become `unk` or nothing. ids has room for n. Returns their number.
+ */
 static size_t first_symbols(const sh_bpe *b, const char *p, size_t n, int32_t *ids) {
   size_t m = 0;
   bool last_unknown = false;

@@ -1,10 +1,10 @@
 /* Ids back to text, in one piece or as they come.
  *
- * Any thread; a sh_detok belongs to one stream. A token is a string of bytes that may begin or end inside a character, so what cannot be finished yet (at most
- * 3 bytes) waits in the sh_detok; text that can no longer become valid is replaced by U+FFFD, one per maximal subpart, as Python and WHATWG do. Decoding in
- * one piece is the same code, so a stream concatenates to exactly the whole.
- * Refused: decoding a window of the last tokens twice and sending the difference, the usual way around a library that only decodes whole lists; it costs more
- * and differs when a replaced character is later completed. */
+ * Any thread; a sh_detok belongs to one stream. A token is a string of bytes that may begin or end inside a character, so what cannot be
+ * finished yet (at most 3 bytes) waits in the sh_detok; text that can no longer become valid is replaced by U+FFFD, one per maximal
+ * subpart, as Python and WHATWG do. Decoding in one piece is the same code, so a stream concatenates to exactly the whole. Refused:
+ * decoding a window of the last tokens twice and sending the difference, the usual way around a library that only decodes whole lists; it
+ * costs more and differs when a replaced character is later completed. */
 #include "text/tokenizer_parts.h"
 
 #include "base/text.h"

@@ -1,12 +1,14 @@
 /* The pre-tokenizing pipeline.
  *
- * Built by the thread that opens a model; run by any thread, each with its own sh_pretok_run (match data, the larger JIT stack when one was needed). The
- * steps call each other: a step finds its words one by one and feeds each to the next step, the last one to the sink, so nothing is collected and 10 MB of
- * text need no array of words. That the behaviours need to look one word ahead or back is handled by holding one word (struct splitter).
+ * Built by the thread that opens a model; run by any thread, each with its own sh_pretok_run (match data, the larger JIT stack when one was
+ * needed). The steps call each other: a step finds its words one by one and feeds each to the next step, the last one to the sink, so
+ * nothing is collected and 10 MB of text need no array of words. That the behaviours need to look one word ahead or back is handled by
+ * holding one word (struct splitter).
  *
- * Patterns are compiled with PCRE2 (UTF, UCP, JIT where the machine has it). Matching is limited in steps and heap, so a pattern that backtracks without
- * end becomes an error and not a hang; the limit grows with the text because a run of n spaces is given back one by one in n steps.
- * Refused: hand-written splitters for the well-known patterns (PCRE2's JIT takes 40 ns per word, the rest of the encoder more). */
+ * Patterns are compiled with PCRE2 (UTF, UCP, JIT where the machine has it). Matching is limited in steps and heap, so a pattern that
+ * backtracks without end becomes an error and not a hang; the limit grows with the text because a run of n spaces is given back one by one
+ * in n steps. Refused: hand-written splitters for the well-known patterns (PCRE2's JIT takes 40 ns per word, the rest of the encoder more).
+ */
 #include "text/pretok.h"
 
 #include "base/text.h"
@@ -15,9 +17,9 @@
 #include <string.h>
 #include <utf8proc.h>
 
-enum { MAX_STEPS = 16 };
-enum { JIT_STACK_MAX = 16 << 20 };                   /* bytes; needed only by patterns that repeat groups */
-enum { HEAP_LIMIT_KIB = 256 << 10, MATCH_STEPS = 10000000, MATCH_STEPS_PER_BYTE = 64 };
+enum { MAX_STEPS = 16, MAX_PATTERN = 1 << 16 }; /* MAX_PATTERN: bytes; ten times the longest one in use */
+enum { JIT_STACK_MAX = 16 << 20 };              /* bytes; needed only by patterns that repeat groups */
+enum { HEAP_LIMIT_KIB = 256 << 10, MATCH_STEPS = 100000, MATCH_STEPS_PER_BYTE = 64 };
 
 typedef enum step_kind { STEP_REGEX, STEP_DIGITS, STEP_PREFIX_SPACE } step_kind;
 
@@ -29,7 +31,10 @@ typedef struct step {
   bool jit;
 } step;
 
-struct sh_pretok { step steps[MAX_STEPS]; int n_steps; };
+struct sh_pretok {
+  step steps[MAX_STEPS];
+  int n_steps;
+};
 
 struct sh_pretok_run {
   const sh_pretok *p; /* borrowed */
@@ -42,7 +47,7 @@ struct sh_pretok_run {
   pcre2_jit_stack *stack; /* made when the default one was too small */
 };
 
-/* --- Building --------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Building ------------------------------------------------------------------------------------------------------------------------- */
 
 static const char gpt2_pattern[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
@@ -100,7 +105,7 @@ static int compile(const char *re, size_t n, bool literal, step *s, sh_error *e)
 int sh_pretok_add_split(sh_pretok *p, const char *pattern, size_t n, bool literal, sh_pretok_behavior behavior, bool invert, sh_error *e) {
   step s = {.kind = STEP_REGEX, .behavior = behavior, .invert = invert};
   sh_buf re;
-  sh_buf_init(&re, 1 << 20);
+  sh_buf_init(&re, MAX_PATTERN);
   int rc = literal ? sh_buf_put(&re, pattern, n) : sh_pretok_translate(pattern, n, &re, e);
   if (re.failed) rc = sh_fail(e, re.failed, "a split pattern of %zu bytes is too long", n);
   if (!rc) rc = compile(re.p ? re.p : "", re.len, literal, &s, e);
@@ -118,10 +123,14 @@ int sh_pretok_add_byte_level(sh_pretok *p, bool add_prefix_space, bool use_regex
   return rc;
 }
 
-/* --- Finding matches -------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Finding matches ------------------------------------------------------------------------------------------------------------------ */
 
 /* Where the search in one text stands. */
-typedef struct cursor { const char *s; size_t n, at, last_end; bool matched_before; } cursor;
+typedef struct cursor {
+  const char *s;
+  size_t n, at, last_end;
+  bool matched_before;
+} cursor;
 
 static int match_failed(sh_pretok_run *r, int code) {
   if (code == PCRE2_ERROR_NOMEMORY) return sh_fail(r->e, SH_ERR_NOMEM, "out of memory while splitting text into words");
@@ -180,12 +189,13 @@ static int next_digit(cursor *c, size_t *start, size_t *end) {
   return 0;
 }
 
-/* --- Words from matches ----------------------------------------------------------------------------------------------------------------------------- */
+/* --- Words from matches --------------------------------------------------------------------------------------------------------------- */
 
 static int feed(sh_pretok_run *r, int i_step, const char *s, size_t n);
 
-/* Turns the alternating stretches (matched or not) of one text into words for step `next`, holding back one stretch where the behaviour can still extend
- * it: the unmatched one before a match (MERGED_WITH_PREVIOUS), the match before an unmatched one (MERGED_WITH_NEXT), a run of one kind (CONTIGUOUS). */
+/* Turns the alternating stretches (matched or not) of one text into words for step `next`, holding back one stretch where the behaviour can
+ * still extend it: the unmatched one before a match (MERGED_WITH_PREVIOUS), the match before an unmatched one (MERGED_WITH_NEXT), a run of
+ * one kind (CONTIGUOUS). */
 typedef struct splitter {
   sh_pretok_run *r;
   const step *st;
@@ -273,7 +283,7 @@ static int feed(sh_pretok_run *r, int i_step, const char *s, size_t n) {
   return r->p->steps[i_step].kind == STEP_PREFIX_SPACE ? prefix_space(r, i_step, s, n) : split(r, i_step, s, n);
 }
 
-/* --- One call --------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- One call ------------------------------------------------------------------------------------------------------------------------- */
 
 sh_pretok_run *sh_pretok_run_new(const sh_pretok *p, sh_pretok_sink sink, void *ctx) {
   sh_pretok_run *r = sh_calloc(1, sizeof *r);

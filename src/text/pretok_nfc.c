@@ -1,11 +1,11 @@
 /* NFC, as the "NFC" normalizer of tokenizer.json does it, on utf8proc's data.
  *
- * Any thread; the table is read-only. Most text is in form C already, so a bitmap (one bit per character below U+30000, made when a model is opened) says
- * which characters can take part in a change: those with a combining class, those that NFC rewrites, and those that can join the character before them.
- * Everything else is copied. Around a marked character the stretch from the unmarked character before it up to the next unmarked one is decomposed,
- * ordered and composed; an unmarked character never changes with what follows a boundary before it, so the stretches are independent.
- * Refused: utf8proc_map on the whole text: it orders marks by swapping neighbours, so a megabyte of alternating accents would take hours; here runs are
- * ordered by counting. */
+ * Any thread; the table is read-only. Most text is in form C already, so a bitmap (one bit per character below U+30000, made when a model
+ * is opened) says which characters can take part in a change: those with a combining class, those that NFC rewrites, and those that can
+ * join the character before them. Everything else is copied. Around a marked character the stretch from the unmarked character before it up
+ * to the next unmarked one is decomposed, ordered and composed; an unmarked character never changes with what follows a boundary before it,
+ * so the stretches are independent. Refused: utf8proc_map on the whole text: it orders marks by swapping neighbours, so a megabyte of
+ * alternating accents would take hours; here runs are ordered by counting. */
 #include "text/pretok_nfc.h"
 
 #include "base/text.h"
@@ -13,14 +13,16 @@
 #include <string.h>
 #include <utf8proc.h>
 
-enum { TABLE_CHARS = 0x30000 };          /* above: unassigned, private or rare; treated as marked */
+enum { TABLE_CHARS = 0x30000 }; /* above: unassigned, private or rare; treated as marked */
 enum { OPTIONS = UTF8PROC_STABLE | UTF8PROC_COMPOSE };
-enum { MAX_EXPANSION = 18 };             /* code points that one character decomposes to, with room */
-#define MAX_STRETCH ((size_t)1 << 28)    /* bytes */
+enum { MAX_EXPANSION = 18 };          /* code points that one character decomposes to, with room */
+#define MAX_STRETCH ((size_t)1 << 28) /* bytes */
 
-struct sh_nfc { uint8_t marked[TABLE_CHARS / 8]; };
+struct sh_nfc {
+  uint8_t marked[TABLE_CHARS / 8];
+};
 
-/* --- The table -------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- The table ------------------------------------------------------------------------------------------------------------------------ */
 
 static void mark(sh_nfc *t, uint32_t cp) {
   if (cp < TABLE_CHARS) t->marked[cp >> 3] |= (uint8_t)(1u << (cp & 7));
@@ -56,7 +58,7 @@ sh_nfc *sh_nfc_new(void) {
 
 void sh_nfc_free(sh_nfc *t) { sh_free(t); }
 
-/* --- Finding the stretches -------------------------------------------------------------------------------------------------------------------------- */
+/* --- Finding the stretches ------------------------------------------------------------------------------------------------------------ */
 
 /* Characters below U+00C0 (lead byte C2 and less) are never marked. */
 static bool is_easy(char c) { return (unsigned char)c < 0xC3; }
@@ -103,7 +105,7 @@ bool sh_nfc_is_normal(const sh_nfc *t, const char *s, size_t n) {
   return find_marked(t, s, n, 0, &before) == n;
 }
 
-/* --- Normalizing a stretch -------------------------------------------------------------------------------------------------------------------------- */
+/* --- Normalizing a stretch ------------------------------------------------------------------------------------------------------------ */
 
 static int class_of(utf8proc_int32_t cp) { return utf8proc_get_property(cp)->combining_class; }
 

@@ -1,17 +1,15 @@
 /* From Oniguruma's pattern language (that of tokenizer.json files) to PCRE2's.
  *
- * Runs when a model is opened. The two agree on nearly everything a split pattern uses; this file knows where they do not, and there it rewrites or refuses,
- * so that a pattern never silently means something else:
- *   \s \S     White_Space in Oniguruma; PCRE2 adds U+180E
- *   \w \b     Oniguruma counts marks, connectors and some superscripts as word characters
- *   \h \v \O  hex digit, vertical tab, any character; PCRE2: horizontal space, vertical space, -
- *   \p{Han}   the script property; PCRE2 means script extensions by it
+ * Runs when a model is opened. The two agree on nearly everything a split pattern uses; this file knows where they do not, and there it
+ * rewrites or refuses, so that a pattern never silently means something else: \s \S     White_Space in Oniguruma; PCRE2 adds U+180E \w \b
+ * Oniguruma counts marks, connectors and some superscripts as word characters \h \v \O  hex digit, vertical tab, any character; PCRE2:
+ * horizontal space, vertical space, - \p{Han}   the script property; PCRE2 means script extensions by it
  *   {,n}      is {0,n};  {n,m}+ repeats the interval (PCRE2: possessive) and is refused
  *   (?m)      lets the dot match a newline; PCRE2 calls that (?s)
- *   [a[b]] and && are set operations and are refused; so are back-references, conditionals, verbs, extended mode and what else no tokenizer uses.
- * ^ and $ match at line ends in both (the compile option MULTILINE). Where the two libraries' Unicode versions differ, characters newer than PCRE2's
- * version count as unassigned.
- * Refused: linking Oniguruma itself, which has no JIT and no step limit that survives its optimizer. */
+ *   [a[b]] and && are set operations and are refused; so are back-references, conditionals, verbs, extended mode and what else no tokenizer
+ * uses. ^ and $ match at line ends in both (the compile option MULTILINE). Where the two libraries' Unicode versions differ, characters
+ * newer than PCRE2's version count as unassigned. Refused: linking Oniguruma itself, which has no JIT and no step limit that survives its
+ * optimizer. */
 #include "text/pretok.h"
 
 #include <ctype.h>
@@ -23,7 +21,12 @@
 #define BARE WORD "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}" /* outside a class, Oniguruma takes the word bit of Latin-1 too */
 #define HEX "0-9A-Fa-f"
 
-typedef struct reader { const char *s; size_t n, i; sh_buf *out; sh_error *e; } reader;
+typedef struct reader {
+  const char *s;
+  size_t n, i;
+  sh_buf *out;
+  sh_error *e;
+} reader;
 
 static bool more(const reader *r) { return r->i < r->n; }
 static char at(const reader *r, size_t ahead) { return r->i + ahead < r->n ? r->s[r->i + ahead] : '\0'; }
@@ -33,10 +36,11 @@ static bool follows(const reader *r, const char *what) {
 }
 
 static int refuse(const reader *r, const char *what) {
-  return sh_fail(r->e, SH_ERR_UNSUPPORTED, "the split pattern \"%.*s\" uses %s at byte %zu, which is not supported", r->n > 200 ? 200 : (int)r->n, r->s, what, r->i);
+  return sh_fail(r->e, SH_ERR_UNSUPPORTED, "the split pattern \"%.*s\" uses %s at byte %zu, which is not supported",
+                 r->n > 200 ? 200 : (int)r->n, r->s, what, r->i);
 }
 
-/* --- Escapes ---------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Escapes -------------------------------------------------------------------------------------------------------------------------- */
 
 static bool compiles(const char *re) {
   int code;
@@ -102,10 +106,19 @@ static int common_escape(reader *r) {
   switch (c) {
   case 's': return replace(r, 2, "\\p{White_Space}");
   case 'S': return replace(r, 2, "\\P{White_Space}");
-  case 'd': case 'D': case 'a': case 'e': case 'f': case 'n': case 'r': case 't': return copy(r, 2);
+  case 'd':
+  case 'D':
+  case 'a':
+  case 'e':
+  case 'f':
+  case 'n':
+  case 'r':
+  case 't': return copy(r, 2);
   case 'v': return replace(r, 2, "\\x0B");
-  case 'p': case 'P': return property(r);
-  case 'x': case 'u': return code_point(r);
+  case 'p':
+  case 'P': return property(r);
+  case 'x':
+  case 'u': return code_point(r);
   default: return 1;
   }
 }
@@ -121,21 +134,34 @@ static int escape(reader *r) {
   case 'O': return replace(r, 2, "(?s:.)");
   case 'b': return replace(r, 2, "(?:(?<=[" BARE "])(?![" BARE "])|(?<![" BARE "])(?=[" BARE "]))");
   case 'B': return replace(r, 2, "(?:(?<=[" BARE "])(?=[" BARE "])|(?<![" BARE "])(?![" BARE "]))");
-  case 'A': case 'z': case 'Z': case 'G': case 'N': case 'R': case 'X': return copy(r, 2);
+  case 'A':
+  case 'z':
+  case 'Z':
+  case 'G':
+  case 'N':
+  case 'R':
+  case 'X': return copy(r, 2);
   default: return refuse(r, "an escape");
   }
 }
 
-/* --- Classes ---------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Classes -------------------------------------------------------------------------------------------------------------------------- */
 
 /* [:name:] inside a class. */
 static int posix_class(reader *r) {
-  static const struct { const char *name, *yes, *no; } known[] = {
-      {"alpha", "\\p{Alphabetic}", "\\P{Alphabetic}"}, {"digit", "\\p{Nd}", "\\P{Nd}"},
-      {"space", "\\p{White_Space}", "\\P{White_Space}"}, {"upper", "\\p{Uppercase}", "\\P{Uppercase}"},
-      {"lower", "\\p{Lowercase}", "\\P{Lowercase}"}, {"cntrl", "\\p{Cc}", "\\P{Cc}"},
-      {"alnum", "\\p{Alphabetic}\\p{Nd}", NULL}, {"word", WORD, NULL},
-      {"xdigit", HEX, NULL}, {"blank", "\\p{Zs}\\t", NULL},
+  static const struct {
+    const char *name, *yes, *no;
+  } known[] = {
+      {"alpha", "\\p{Alphabetic}", "\\P{Alphabetic}"},
+      {"digit", "\\p{Nd}", "\\P{Nd}"},
+      {"space", "\\p{White_Space}", "\\P{White_Space}"},
+      {"upper", "\\p{Uppercase}", "\\P{Uppercase}"},
+      {"lower", "\\p{Lowercase}", "\\P{Lowercase}"},
+      {"cntrl", "\\p{Cc}", "\\P{Cc}"},
+      {"alnum", "\\p{Alphabetic}\\p{Nd}", NULL},
+      {"word", WORD, NULL},
+      {"xdigit", HEX, NULL},
+      {"blank", "\\p{Zs}\\t", NULL},
       {"punct", "\\p{P}\\p{S}", NULL},
   };
   for (size_t k = 0; k < sizeof known / sizeof *known; k++) {
@@ -173,7 +199,7 @@ static int class(reader *r) {
   return rc ? rc : refuse(r, "an unterminated class");
 }
 
-/* --- Groups and repeats ----------------------------------------------------------------------------------------------------------------------------- */
+/* --- Groups and repeats --------------------------------------------------------------------------------------------------------------- */
 
 /* Options like (?i) (?i: (?-i: (?m:. r->i is at the bracket. */
 static int options(reader *r) {

@@ -1,11 +1,11 @@
 /* Encoding text, and the questions about ids.
  *
- * Any thread, any number at once: a tokenizer does not change after it is opened (tokenizer_json.c, tokenizer_gguf.c), and all that an encode call needs is in
- * a struct on its stack. The order of work is that of HF tokenizers, because the ids must be theirs:
- *   text -> invalid UTF-8 replaced -> cut at added tokens that match as written -> each part normalized (NFC) -> cut at added tokens that match normalized
- *   text -> each part split into words (pretok.c) -> each word merged (bpe_merge.c) -> ids.
- * Everything streams: parts and words are handed on one by one, so besides the ids a call holds at most one normalized copy of the text.
- * Refused: a cache of words shared by all calls, as others have it; it needs a lock and lets requests time each other's words. */
+ * Any thread, any number at once: a tokenizer does not change after it is opened (tokenizer_json.c, tokenizer_gguf.c), and all that an
+ * encode call needs is in a struct on its stack. The order of work is that of HF tokenizers, because the ids must be theirs: text ->
+ * invalid UTF-8 replaced -> cut at added tokens that match as written -> each part normalized (NFC) -> cut at added tokens that match
+ * normalized text -> each part split into words (pretok.c) -> each word merged (bpe_merge.c) -> ids. Everything streams: parts and words
+ * are handed on one by one, so besides the ids a call holds at most one normalized copy of the text. Refused: a cache of words shared by
+ * all calls, as others have it; it needs a lock and lets requests time each other's words. */
 #include "text/tokenizer_parts.h"
 
 #include "base/text.h"
@@ -14,7 +14,7 @@
 
 enum { MAX_TEXT = 1 << 28 }; /* bytes of one text */
 
-/* --- Lists of ids ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Lists of ids --------------------------------------------------------------------------------------------------------------------- */
 
 void sh_ids_free(sh_ids *l) {
   sh_free(l->v);
@@ -37,7 +37,7 @@ int sh_ids_push(sh_ids *l, int32_t id) {
   return 0;
 }
 
-/* --- Life ------------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Life ----------------------------------------------------------------------------------------------------------------------------- */
 
 sh_tok *sh_tok_new_empty(void) {
   sh_tok *t = sh_calloc(1, sizeof *t);
@@ -62,12 +62,15 @@ int sh_tok_open(sh_tok **out, const sh_ckpt *c, sh_error *e) {
   size_t len = 0;
   const char *json = sh_ckpt_tokenizer_json(c, &len);
   if (!json)
-    return sh_fail(e, SH_ERR_NOT_FOUND, "%s has no tokenizer.json (the slow formats vocab.json + merges.txt and tokenizer.model are not read; save the tokenizer with "
-                                        "transformers to get one)", sh_ckpt_path(c));
+    return sh_fail(
+        e, SH_ERR_NOT_FOUND,
+        "%s has no tokenizer.json (the slow formats vocab.json + merges.txt and tokenizer.model are not read; save the tokenizer with "
+        "transformers to get one)",
+        sh_ckpt_path(c));
   return sh_tok_open_json(out, json, len, sh_ckpt_tokenizer_config(c), e);
 }
 
-/* --- Encoding --------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Encoding ------------------------------------------------------------------------------------------------------------------------- */
 
 typedef struct encoder { /* one call */
   const sh_tok *t;
@@ -76,8 +79,8 @@ typedef struct encoder { /* one call */
   sh_error *e;
   sh_bpe_work work;
   sh_pretok_run *run;
-  sh_buf clean;          /* the text with invalid UTF-8 replaced */
-  sh_buf normal;         /* the part in work, normalized */
+  sh_buf clean;  /* the text with invalid UTF-8 replaced */
+  sh_buf normal; /* the part in work, normalized */
 } encoder;
 
 static int report(encoder *w, int rc) {
@@ -161,7 +164,7 @@ int sh_tok_encode(const sh_tok *t, const char *text, size_t n, unsigned flags, s
   return rc;
 }
 
-/* --- Questions -------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Questions ------------------------------------------------------------------------------------------------------------------------ */
 
 int sh_tok_vocab_size(const sh_tok *t) { return t->bpe->n_ids; }
 

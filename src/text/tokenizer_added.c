@@ -1,12 +1,12 @@
 /* The matcher of added tokens.
  *
- * Built by the thread that opens a model, then read-only. The tokens lie sorted; from a position of the text the range of those that still fit is narrowed
- * byte by byte, and the last one that was complete wins. Nearly all tokens begin with "<", so memchr does the walking.
- * The white space and word rules are those of HF tokenizers (whose regex engine defines both): they look at the text as it was before any token was cut out,
- * and a token that is refused for standing inside a word still moves the search behind itself.
- * Two tokens can have the same text after normalization; then the one listed first matches (HF tokenizers picks one at random).
- * Refused: an Aho-Corasick automaton. It is linear even where tokens share long prefixes, but its tables are large, and the files that would need it do not
- * exist: the narrowing ends after one or two bytes at all but the real tokens. */
+ * Built by the thread that opens a model, then read-only. The tokens lie sorted; from a position of the text the range of those that still
+ * fit is narrowed byte by byte, and the last one that was complete wins. Nearly all tokens begin with "<", so memchr does the walking. The
+ * white space and word rules are those of HF tokenizers (whose regex engine defines both): they look at the text as it was before any token
+ * was cut out, and a token that is refused for standing inside a word still moves the search behind itself. Two tokens can have the same
+ * text after normalization; then the one listed first matches (HF tokenizers picks one at random). Refused: an Aho-Corasick automaton. It
+ * is linear even where tokens share long prefixes, but its tables are large, and the files that would need it do not exist: the narrowing
+ * ends after one or two bytes at all but the real tokens. */
 #include "text/tokenizer_added.h"
 
 #include "base/text.h"
@@ -57,20 +57,29 @@ void sh_added_free(sh_added *a) {
   memset(a, 0, sizeof *a);
 }
 
-/* --- White space and words, as Rust's regex engine defines them ------------------------------------------------------------------------------------- */
+/* --- White space and words, as Rust's regex engine defines them ----------------------------------------------------------------------- */
 
 static bool is_space(uint32_t c) {
-  return (c >= 9 && c <= 13) || c == ' ' || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 ||
-         c == 0x202F || c == 0x205F || c == 0x3000;
+  return (c >= 9 && c <= 13) || c == ' ' || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 ||
+         c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
 /* \w: alphabetic, mark, decimal digit, connector, joiner. Circled and squared letters are symbols that Unicode calls alphabetic. */
 static bool is_word(uint32_t c) {
-  if ((c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) || (c >= 0x1F170 && c <= 0x1F189)) return true;
+  if ((c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) || (c >= 0x1F170 && c <= 0x1F189))
+    return true;
   if (c == 0x200C || c == 0x200D) return true;
   switch (utf8proc_category((utf8proc_int32_t)c)) {
-  case UTF8PROC_CATEGORY_LU: case UTF8PROC_CATEGORY_LL: case UTF8PROC_CATEGORY_LT: case UTF8PROC_CATEGORY_LM: case UTF8PROC_CATEGORY_LO:
-  case UTF8PROC_CATEGORY_MN: case UTF8PROC_CATEGORY_MC: case UTF8PROC_CATEGORY_ME: case UTF8PROC_CATEGORY_ND: case UTF8PROC_CATEGORY_NL:
+  case UTF8PROC_CATEGORY_LU:
+  case UTF8PROC_CATEGORY_LL:
+  case UTF8PROC_CATEGORY_LT:
+  case UTF8PROC_CATEGORY_LM:
+  case UTF8PROC_CATEGORY_LO:
+  case UTF8PROC_CATEGORY_MN:
+  case UTF8PROC_CATEGORY_MC:
+  case UTF8PROC_CATEGORY_ME:
+  case UTF8PROC_CATEGORY_ND:
+  case UTF8PROC_CATEGORY_NL:
   case UTF8PROC_CATEGORY_PC: return true;
   default: return false;
   }
@@ -121,7 +130,7 @@ static size_t skip_space(const char *s, size_t n, size_t i) {
   return i;
 }
 
-/* --- Search ----------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Search --------------------------------------------------------------------------------------------------------------------------- */
 
 /* The first of v[lo..hi) whose byte `depth` is at least c (all are longer than depth and agree before it). */
 static uint32_t lower_bound(const sh_added *a, uint32_t lo, uint32_t hi, size_t depth, int c) {
@@ -173,9 +182,7 @@ int32_t sh_added_next(const sh_added *a, const char *s, size_t n, sh_added_curso
     size_t stop = i + t->len;
     c->at = stop;
     if ((t->flags & SH_ADDED_SINGLE_WORD) && inside_word(s, n, i, stop)) continue;
-    if (t->flags & SH_ADDED_LSTRIP) {
-      i = i > c->done ? skip_space_back(s, c->done, i) : c->done;
-    }
+    if (t->flags & SH_ADDED_LSTRIP) { i = i > c->done ? skip_space_back(s, c->done, i) : c->done; }
     /* inside white space that the token before took, that run's end is known: a text of spaces must not cost n * n */
     if (t->flags & SH_ADDED_RSTRIP) stop = stop <= c->done ? c->done : skip_space(s, n, stop);
     if (i >= stop) continue; /* all of it went to the token before */

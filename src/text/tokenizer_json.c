@@ -1,22 +1,27 @@
 /* tokenizer.json (the format of HF tokenizers) -> sh_tok.
  *
- * Runs in the thread that opens a model. What byte-level BPE models use is built: model BPE, normalizer NFC, pre-tokenizers Split, Digits and ByteLevel,
- * added tokens with all their flags, post-processors TemplateProcessing and ByteLevel, decoders ByteLevel and Fuse, each also inside Sequence. Anything else
- * would change ids silently, so it is refused by its name. "truncation" and "padding" are settings of a caller, not of the vocabulary, and are not read.
- * One step per field; every step checks the types it touches, because the file may come from anywhere.
- * Refused: taking an added token's id from its place in the list, as HF tokenizers does when they disagree; here a contradiction is an error. */
+ * Runs in the thread that opens a model. What byte-level BPE models use is built: model BPE, normalizer NFC, pre-tokenizers Split, Digits
+ * and ByteLevel, added tokens with all their flags, post-processors TemplateProcessing and ByteLevel, decoders ByteLevel and Fuse, each
+ * also inside Sequence. Anything else would change ids silently, so it is refused by its name. "truncation" and "padding" are settings of a
+ * caller, not of the vocabulary, and are not read. One step per field; every step checks the types it touches, because the file may come
+ * from anywhere. Refused: taking an added token's id from its place in the list, as HF tokenizers does when they disagree; here a
+ * contradiction is an error. */
 #include "text/tokenizer_parts.h"
 
 #include "base/json.h"
 
 #include <string.h>
 
-enum { MAX_FILE = 1 << 28 };  /* bytes of tokenizer.json */
-enum { MAX_NESTING = 4 };     /* Sequence inside Sequence */
+enum { MAX_FILE = 1 << 28 }; /* bytes of tokenizer.json */
+enum { MAX_NESTING = 4 };    /* Sequence inside Sequence */
 
-typedef struct loader { sh_tok *t; sh_error *e; bool byte_level, template_seen; } loader;
+typedef struct loader {
+  sh_tok *t;
+  sh_error *e;
+  bool byte_level, template_seen;
+} loader;
 
-/* --- Reading fields --------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Reading fields ------------------------------------------------------------------------------------------------------------------- */
 
 static bool absent(const sh_json *v) { return !v || v->type == SH_JSON_NULL; }
 
@@ -71,7 +76,7 @@ static int walk(loader *l, const sh_json *v, const char *what, const char *list,
   return rc;
 }
 
-/* --- Model ------------------------------------------------------------------------------------------------------------------------------------------ */
+/* --- Model ---------------------------------------------------------------------------------------------------------------------------- */
 
 static int refuse_model_options(loader *l, const sh_json *m) {
   bool fallback;
@@ -105,7 +110,8 @@ static int load_vocab(loader *l, const sh_json *vocab) {
 static int load_merge(loader *l, const sh_json *v, uint32_t rank) {
   if (v->type == SH_JSON_ARRAY && v->len == 2 && v->items[0].type == SH_JSON_STRING && v->items[1].type == SH_JSON_STRING)
     return sh_bpe_add_merge(l->t->bpe, rank, v->items[0].s, v->items[0].len, v->items[1].s, v->items[1].len, l->e);
-  if (v->type != SH_JSON_STRING) return sh_fail(l->e, SH_ERR_FORMAT, "merge %u is a %s, wanted \"left right\" or [\"left\", \"right\"]", (unsigned)rank, type_name(v));
+  if (v->type != SH_JSON_STRING)
+    return sh_fail(l->e, SH_ERR_FORMAT, "merge %u is a %s, wanted \"left right\" or [\"left\", \"right\"]", (unsigned)rank, type_name(v));
   const char *space = memchr(v->s, ' ', v->len);
   size_t left = space ? (size_t)(space - v->s) : 0;
   if (!space || memchr(space + 1, ' ', v->len - left - 1))
@@ -125,10 +131,12 @@ static int load_model(loader *l, const sh_json *root, size_t n_added) {
   const sh_json *m = sh_json_get(root, "model"), *merges;
   if (!sh_json_is(m, SH_JSON_OBJECT)) return sh_fail(l->e, SH_ERR_FORMAT, "there is no \"model\" object");
   const sh_json *type = sh_json_get(m, "type"), *vocab = sh_json_get(m, "vocab");
-  if (!absent(type) && !sh_json_eq_str(type, "BPE")) return unsupported(l, "model", sh_json_is(type, SH_JSON_STRING) ? type->s : type_name(type));
+  if (!absent(type) && !sh_json_eq_str(type, "BPE"))
+    return unsupported(l, "model", sh_json_is(type, SH_JSON_STRING) ? type->s : type_name(type));
   int rc = refuse_model_options(l, m);
   if (rc) return rc;
-  if (!sh_json_is(vocab, SH_JSON_OBJECT)) return sh_fail(l->e, SH_ERR_FORMAT, "model.vocab is %s, wanted an object of token to id", type_name(vocab));
+  if (!sh_json_is(vocab, SH_JSON_OBJECT))
+    return sh_fail(l->e, SH_ERR_FORMAT, "model.vocab is %s, wanted an object of token to id", type_name(vocab));
   if (vocab->len == 0) return sh_fail(l->e, SH_ERR_FORMAT, "model.vocab is empty");
   rc = read_array(l, m, "merges", &merges);
   if (!rc) rc = sh_bpe_new(&l->t->bpe, vocab->len + n_added, merges->len, l->e);
@@ -139,7 +147,7 @@ static int load_model(loader *l, const sh_json *root, size_t n_added) {
   return rc;
 }
 
-/* --- Normalizer ------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Normalizer ----------------------------------------------------------------------------------------------------------------------- */
 
 static int on_normalizer(loader *l, const sh_json *v, const char *type) {
   (void)v;
@@ -148,7 +156,7 @@ static int on_normalizer(loader *l, const sh_json *v, const char *type) {
   return l->t->nfc ? 0 : sh_fail(l->e, SH_ERR_NOMEM, "out of memory for the normalizer");
 }
 
-/* --- Pre-tokenizer ---------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Pre-tokenizer -------------------------------------------------------------------------------------------------------------------- */
 
 static int read_behavior(loader *l, const sh_json *v, sh_pretok_behavior *out) {
   static const char *const names[] = {"Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous"};
@@ -171,7 +179,8 @@ static int on_split(loader *l, const sh_json *v) {
   if (rc) return rc;
   const sh_json *pattern = sh_json_get(v, "pattern"), *regex = sh_json_get(pattern, "Regex"), *text = sh_json_get(pattern, "String");
   const sh_json *p = regex ? regex : text;
-  if (!sh_json_is(p, SH_JSON_STRING)) return sh_fail(l->e, SH_ERR_FORMAT, "a Split has no pattern: wanted {\"Regex\": ...} or {\"String\": ...}");
+  if (!sh_json_is(p, SH_JSON_STRING))
+    return sh_fail(l->e, SH_ERR_FORMAT, "a Split has no pattern: wanted {\"Regex\": ...} or {\"String\": ...}");
   return sh_pretok_add_split(l->t->pretok, p->s, p->len, p == text, behavior, invert, l->e);
 }
 
@@ -198,7 +207,7 @@ static int load_pretokenizer(loader *l, const sh_json *root) {
   return rc || l->byte_level ? rc : unsupported(l, "pre-tokenizer", "without ByteLevel");
 }
 
-/* --- Decoder ---------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Decoder -------------------------------------------------------------------------------------------------------------------------- */
 
 static int on_decoder(loader *l, const sh_json *v, const char *type) {
   (void)v;
@@ -214,7 +223,7 @@ static int check_decoder(loader *l, const sh_json *root) {
   return rc || l->byte_level ? rc : unsupported(l, "decoder", "without ByteLevel");
 }
 
-/* --- Added tokens ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Added tokens --------------------------------------------------------------------------------------------------------------------- */
 
 static int add_matcher(loader *l, const sh_json *content, int32_t id, bool normalized, unsigned flags) {
   sh_tok *t = l->t;
@@ -262,7 +271,7 @@ static int load_added(loader *l, const sh_json *added) {
   return rc;
 }
 
-/* --- Post-processor --------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Post-processor ------------------------------------------------------------------------------------------------------------------- */
 
 /* Appends the ids of the template's special token `name`. */
 static int template_ids(loader *l, const sh_json *v, const char *name, int32_t *side, int *n) {
@@ -287,7 +296,8 @@ static int load_template(loader *l, const sh_json *v) {
   bool seen = false;
   for (size_t i = 0; !rc && i < single->len; i++) {
     const sh_json *token = sh_json_path(&single->items[i], "SpecialToken.id"), *seq = sh_json_path(&single->items[i], "Sequence.id");
-    if (sh_json_is(token, SH_JSON_STRING)) rc = seen ? template_ids(l, v, token->s, t->after, &t->n_after) : template_ids(l, v, token->s, t->before, &t->n_before);
+    if (sh_json_is(token, SH_JSON_STRING))
+      rc = seen ? template_ids(l, v, token->s, t->after, &t->n_after) : template_ids(l, v, token->s, t->before, &t->n_before);
     else if (sh_json_eq_str(seq, "A") && !seen) seen = true;
     else rc = sh_fail(l->e, SH_ERR_FORMAT, "item %zu of the template is neither a special token nor the one sequence A", i);
   }
@@ -297,12 +307,13 @@ static int load_template(loader *l, const sh_json *v) {
 static int on_post_processor(loader *l, const sh_json *v, const char *type) {
   if (strcmp(type, "ByteLevel") == 0) return 0; /* moves offsets, not ids */
   if (strcmp(type, "TemplateProcessing") != 0) return unsupported(l, "post-processor", type);
-  if (l->template_seen) return unsupported(l, "second post-processor", type); /* HF tokenizers reads the first one's output as a pair of texts */
+  if (l->template_seen)
+    return unsupported(l, "second post-processor", type); /* HF tokenizers reads the first one's output as a pair of texts */
   l->template_seen = true;
   return load_template(l, v);
 }
 
-/* --- The file --------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- The file ------------------------------------------------------------------------------------------------------------------------- */
 
 /* A token named in tokenizer_config.json: a string or an added token's object; -1 when absent or not in the vocabulary. */
 static int32_t config_token(const sh_tok *t, const sh_json *config, const char *key) {
@@ -313,7 +324,8 @@ static int32_t config_token(const sh_tok *t, const sh_json *config, const char *
 
 static int load(loader *l, const sh_json *root) {
   if (root->type != SH_JSON_OBJECT) return sh_fail(l->e, SH_ERR_FORMAT, "the file holds a %s, wanted an object", type_name(root));
-  const sh_json *added = sh_json_get(root, "added_tokens"), *normalizer = sh_json_get(root, "normalizer"), *post = sh_json_get(root, "post_processor");
+  const sh_json *added = sh_json_get(root, "added_tokens"), *normalizer = sh_json_get(root, "normalizer"),
+                *post = sh_json_get(root, "post_processor");
   if (absent(added)) added = NULL;
   else if (added->type != SH_JSON_ARRAY) return sh_fail(l->e, SH_ERR_FORMAT, "\"added_tokens\" is a %s, wanted an array", type_name(added));
   int rc = load_model(l, root, added ? added->len : 0);

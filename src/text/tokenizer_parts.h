@@ -9,14 +9,14 @@
 
 enum { SH_TOK_MAX_EXTRA = 16 }; /* ids that a post-processor may put on either side */
 
-struct sh_tok {               /* owns all of it; immutable once open */
+struct sh_tok { /* owns all of it; immutable once open */
   sh_bpe *bpe;
   sh_pretok *pretok;
-  sh_nfc *nfc;                /* NULL: text is not normalized */
-  sh_added raw, normalized;   /* added tokens that match the text as it comes, and after normalization */
+  sh_nfc *nfc;                                               /* NULL: text is not normalized */
+  sh_added raw, normalized;                                  /* added tokens that match the text as it comes, and after normalization */
   int32_t before[SH_TOK_MAX_EXTRA], after[SH_TOK_MAX_EXTRA]; /* put around the text by SH_TOK_ADD_SPECIAL */
   int n_before, n_after;
-  int32_t bos, eos;           /* -1 = none */
+  int32_t bos, eos; /* -1 = none */
 };
 
 /* A zeroed tokenizer without ids; NULL: out of memory. Caller frees with sh_tok_free. */

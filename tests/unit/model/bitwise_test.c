@@ -2,7 +2,10 @@
  * before: to the bit. Every test feeds the same tokens in two ways and compares whole traces (the logits of each position) with memcmp. */
 #include "unit/model/golden_rig.h"
 
-enum { N_PROMPTS = 8, DECODE = 16 };
+enum { N_PROMPTS = 8 };
+
+/* Greedy steps after each prompt. */
+static int n_decode(void) { return rig_quick() ? 4 : 16; }
 
 /* Eight prompts of different lengths: the seven of the file and one made of two of them. In quick mode each is cut to 40 tokens at most,
  * still of different lengths. */
@@ -45,19 +48,19 @@ static void same_trace(const rig *r, const float *a, const float *b, int n, cons
   }
 }
 
-/* Each prompt alone in one piece, then DECODE greedy steps: the traces that everything else is held to. */
+/* Each prompt alone in one piece, then greedy steps: the traces that everything else is held to. */
 static void run_alone(rig *r, const prompts *p, float *trace[N_PROMPTS]) {
   for (int i = 0; i < N_PROMPTS; i++) {
     rig_restart(r, i);
     rig_feed(r, i, p->ids[i], p->n[i], r->o.max_tokens);
-    rig_decode(r, i, DECODE);
-    trace[i] = trace_copy(r, i, p->n[i] + DECODE);
+    rig_decode(r, i, n_decode());
+    trace[i] = trace_copy(r, i, p->n[i] + n_decode());
   }
 }
 
 static void check_and_free(const rig *r, const prompts *p, float *trace[N_PROMPTS], const char *what) {
   for (int i = 0; i < N_PROMPTS; i++) {
-    same_trace(r, r->seq[i].trace, trace[i], p->n[i] + DECODE, what);
+    same_trace(r, r->seq[i].trace, trace[i], p->n[i] + n_decode(), what);
     sh_free(trace[i]);
   }
 }
@@ -97,7 +100,7 @@ static void eight_prompts_in_one_batch_give_the_bits_of_each_alone(void **state)
     part[i] = (rig_part){i, p.ids[i], p.n[i]};
   }
   rig_step(&r, part, N_PROMPTS);
-  for (int s = 0; s < DECODE; s++) {
+  for (int s = 0; s < n_decode(); s++) {
     for (int i = 0; i < N_PROMPTS; i++) {
       id[i] = rig_greedy(&r, i);
       part[i] = (rig_part){i, &id[i], 1};
@@ -125,7 +128,7 @@ static void sequences_that_join_and_leave_give_the_bits_of_each_alone(void **sta
     running = 0;
     for (int j = 0; j < N_PROMPTS && j <= s; j++) {
       int i = j * 5 % N_PROMPTS, pos = r.seq[i].pos;
-      if (pos == p.n[i] + DECODE) continue;
+      if (pos == p.n[i] + n_decode()) continue;
       if (pos < p.n[i]) {
         part[running++] = (rig_part){i, p.ids[i] + pos, p.n[i] - pos < 23 ? p.n[i] - pos : 23};
       } else {
@@ -268,6 +271,7 @@ int main(int argc, char **argv) {
   if (argc > 1) cmocka_set_test_filter(argv[1]);
   for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
     const gold_case *c = &CASES[i];
+    if (rig_quick() && i != 0 && i != 3 && i != 4) continue; /* dense, fused MoE with the released head sizes, quantized */
     ADD(chunks_of_1_7_64_and_all_give_the_same_bits);
     ADD(chunks_give_the_same_bits_with_bfloat16_keys_and_values);
     ADD(eight_prompts_in_one_batch_give_the_bits_of_each_alone);

@@ -238,14 +238,14 @@ int main(int argc, char **argv) {
   for (int i = 0; i < N_GOLD_CASES; i++) {
     const gold_case *c = &GOLD_CASES[i];
     ADD(logits_of_every_prompt_and_position_agree, c);
-    ADD(the_plain_c_kernels_agree_too, c);
+    if (!rig_quick() || i == 0 || i == 3) ADD(the_plain_c_kernels_agree_too, c);
     if (c->hidden_bound > 0) {
       ADD(the_residual_stream_agrees_after_every_layer, c);
       ADD(greedy_tokens_are_those_of_the_reference, c);
     }
     if (c->has_long && !rig_quick()) ADD(far_positions_of_a_long_prompt_agree, c);
     if (c->has_long) ADD(bfloat16_keys_and_values_stay_near, c);
-    if (i < 4) ADD(the_bounds_catch_small_faults, c);
+    if (rig_quick() ? i == 1 : i < 4) ADD(the_bounds_catch_small_faults, c);
   }
   return _cmocka_run_group_tests("golden", tests, (size_t)n_tests, NULL, NULL);
 }

@@ -76,7 +76,7 @@ static void perplexity(const char *name) {
   int n = rig_quick() ? 16 : (int)ref_int(ref, "tokens");
   assert_true(list->len <= 2048 && n <= (int)list->len);
   read_ids(list, ids);
-  rig_open_path(&r, path, (rig_opts){.kv = SH_KV_F32, .max_tokens = 256, .max_context = 2048});
+  rig_open_path(&r, path, (rig_opts){.kv = SH_KV_F32, .max_tokens = 256, .max_context = n});
   rig_feed(&r, 0, ids, n, r.o.max_tokens);
   for (int i = 0; i + 1 < n; i++) {
     double v = nll(r.seq[0].trace + (size_t)i * (size_t)r.V, r.V, ids[i + 1]);

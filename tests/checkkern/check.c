@@ -1,0 +1,121 @@
+/* Random numbers, guarded buffers, comparison and the count of the kernel checker. */
+#include "check.h"
+#include "formats/dequant.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+void ck_case(ck *c, bool ok, const char *fmt, ...) {
+  if (ok) {
+    c->passed++;
+    return;
+  }
+  c->failed++;
+  va_list ap;
+  va_start(ap, fmt);
+  printf("FAILED (%s): ", c->k.name);
+  vprintf(fmt, ap);
+  printf("\n  run again: checkkern --seed %llu --cpu %s\n", (unsigned long long)c->seed, c->cpu);
+  va_end(ap);
+}
+
+uint32_t ck_u32(ck *c) { /* splitmix64 */
+  uint64_t z = c->rng += 0x9e3779b97f4a7c15u;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  return (uint32_t)((z ^ z >> 31) >> 32);
+}
+
+int ck_range(ck *c, int lo, int hi) { return lo + (int)(ck_u32(c) % (uint32_t)(hi - lo + 1)); }
+
+float ck_uniform(ck *c, float lo, float hi) { return lo + (hi - lo) * ((float)(ck_u32(c) >> 8) * 0x1p-24f); }
+
+void ck_fill(ck *c, float *p, size_t n, float scale) {
+  for (size_t i = 0; i < n; i++) p[i] = ck_u32(c) % 32 == 0 ? 0 : ck_uniform(c, -scale, scale);
+}
+
+enum { PAGE = 4096, FRONT = 64 };
+
+/* The map holds: its own length and the start of the buffer, a pattern of at least FRONT bytes, the buffer, a page without access. */
+typedef struct head {
+  size_t bytes;
+  uint8_t *start;
+} head;
+
+static uint8_t *map_of(const void *p) { return (uint8_t *)((uintptr_t)p & ~(uintptr_t)(PAGE - 1)); }
+
+void *ck_alloc(size_t bytes) {
+  size_t used = (sizeof(head) + FRONT + bytes + PAGE - 1) & ~(size_t)(PAGE - 1);
+  uint8_t *m = mmap(NULL, used + 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (m == MAP_FAILED || mprotect(m + PAGE + used, PAGE, PROT_NONE)) {
+    fprintf(stderr, "checkkern: no memory for %zu bytes\n", bytes);
+    exit(2);
+  }
+  uint8_t *p = m + PAGE + used - bytes;
+  /* the head lives at the start of the page before the one the buffer starts in, which always belongs to the map */
+  head *h = (head *)(void *)(map_of(p) - PAGE);
+  *h = (head){.bytes = used + 2 * PAGE, .start = m};
+  memset(p - FRONT, 0xA5, FRONT);
+  return p;
+}
+
+bool ck_guard_ok(const void *p) {
+  for (int i = 1; i <= FRONT; i++) {
+    if (((const uint8_t *)p)[-i] != 0xA5) return false;
+  }
+  return true;
+}
+
+void ck_free(void *p) {
+  head h = *(head *)(void *)(map_of(p) - PAGE);
+  munmap(h.start, h.bytes);
+}
+
+float *ck_floats(size_t n) {
+  float *p = ck_alloc(n * sizeof *p);
+  for (size_t i = 0; i < n; i++) p[i] = -7.7e33f;
+  return p;
+}
+
+long ck_compare(const float *got, const float *want, size_t n, ck_tol tol) {
+  for (size_t i = 0; i < n; i++) {
+    double g = got[i], w = want[i];
+    if (isnan(w) ? isnan(g) : isinf(w) ? g == w : fabs(g - w) <= tol.abs + tol.rel * fabs(w)) continue;
+    return (long)i;
+  }
+  return -1;
+}
+
+bool ck_same_bits(const float *a, const float *b, size_t n) { return memcmp(a, b, n * sizeof *a) == 0; }
+
+const sh_dtype ck_types[7] = {SH_F32, SH_F16, SH_BF16, SH_Q8_0, SH_Q4_0, SH_Q4_1, SH_Q6_K};
+
+const char *ck_type_name(sh_dtype t) { return sh_dtype_name(t); }
+
+size_t ck_row_bytes(sh_dtype t, int64_t k) { return (size_t)(k / sh_dtype_block(t)) * (size_t)sh_dtype_block_bytes(t); }
+
+static void put16(uint8_t *p, uint16_t h) { memcpy(p, &h, 2); }
+
+/* Weights of about +-1 in every format; quantized blocks have any bits but for their scales. */
+static void fill_row(ck *c, sh_dtype t, uint8_t *p, int64_t k) {
+  int block = sh_dtype_block(t), bytes = sh_dtype_block_bytes(t);
+  for (int64_t i = 0; i < k / block; i++, p += bytes) {
+    float f = ck_uniform(c, -1, 1);
+    if (t == SH_F32) memcpy(p, &f, 4);
+    if (t == SH_F16) put16(p, sh_f32_to_f16(f));
+    if (t == SH_BF16) put16(p, sh_f32_to_bf16(f));
+    if (block == 1) continue;
+    for (int j = 0; j < bytes; j++) p[j] = (uint8_t)ck_u32(c);
+    if (t == SH_Q8_0) put16(p, sh_f32_to_f16(f / 128));
+    if (t == SH_Q4_0) put16(p, sh_f32_to_f16(f / 8));
+    if (t == SH_Q4_1) put16(p, sh_f32_to_f16(f / 8)), put16(p + 2, sh_f32_to_f16(-f / 2));
+    if (t == SH_Q6_K) put16(p + 208, sh_f32_to_f16(f / 4096));
+  }
+}
+
+void ck_fill_weights(ck *c, sh_dtype t, uint8_t *p, size_t rows, size_t row_bytes, int64_t k) {
+  for (size_t r = 0; r < rows; r++) fill_row(c, t, p + r * row_bytes, k);
+}

@@ -1,0 +1,61 @@
+/* What the files of the kernel checker share: random numbers, buffers with guards, comparison, the count.
+ *
+ * A case is one call of a kernel with one set of parameters; a case that fails prints the parameters. The seed is printed at the start and accepted as an
+ * argument, so every failure can be had again. */
+#ifndef TESTS_CHECKKERN_CHECK_H
+#define TESTS_CHECKKERN_CHECK_H
+
+#include "kernels/kernels.h"
+
+#include <stdarg.h>
+
+typedef struct ck {
+  uint64_t seed, rng;
+  int passed, failed;
+  const char *cpu;       /* variant under test as the backend option: "baseline", "avx2" */
+  sh_kernels k, ref;     /* the variant, the references */
+} ck;
+
+/* --- Cases */
+void ck_case(ck *c, bool ok, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+/* --- Random values, from c->rng */
+uint32_t ck_u32(ck *c);
+int ck_range(ck *c, int lo, int hi); /* both included */
+float ck_uniform(ck *c, float lo, float hi);
+void ck_fill(ck *c, float *p, size_t n, float scale); /* uniform in +-scale, a few zeros among them */
+
+/* --- Buffers. The bytes before and after are guards: after them (up to alignment) comes a page that cannot be touched, before them a pattern.
+ * The buffer ends exactly at that page, so a read past the end is a fault, and starts at whatever alignment follows. */
+void *ck_alloc(size_t bytes);
+bool ck_guard_ok(const void *p); /* the pattern before the buffer is whole */
+void ck_free(void *p);
+float *ck_floats(size_t n); /* n floats filled with a pattern that compares unequal to results */
+
+/* --- Comparison: |got - want| <= abs + rel |want| (and NaN with NaN, infinities equal). Returns the first bad index or -1. */
+typedef struct ck_tol {
+  const char *why;
+  double abs, rel;
+} ck_tol;
+long ck_compare(const float *got, const float *want, size_t n, ck_tol tol);
+bool ck_same_bits(const float *a, const float *b, size_t n);
+
+/* --- Stored weights */
+extern const sh_dtype ck_types[7];
+const char *ck_type_name(sh_dtype t);
+size_t ck_row_bytes(sh_dtype t, int64_t k);
+void ck_fill_weights(ck *c, sh_dtype t, uint8_t *p, size_t rows, size_t row_bytes, int64_t k);
+
+/* --- The checks, each for c's variant */
+void ck_matmul(ck *c);
+void ck_rows(ck *c);
+void ck_attention(ck *c);
+void ck_gdn(ck *c);
+void ck_backend(ck *c); /* through backend.h: chunks, pages, threads */
+
+int ck_bench(int threads, const char *only); /* 0, or negative when the backend could not be made */
+
+/* bench_peak_avx2.c: n rounds of 12 chains of 10 fma on eight lanes = n * 1920 floating-point operations. */
+float ck_peak_avx2(int64_t n);
+
+#endif

@@ -1,0 +1,264 @@
+/* The promise that a row's result does not depend on its surroundings, to the bit, through the backend: groups of rows, chunks of a prompt, page sizes, numbers of
+ * threads, batches. The kernels keep it one by one (the other files); here the backend's cutting of calls into items is added. */
+#include "backend/backend.h"
+#include "check.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CALL(x)                                                                                                                            \
+  do {                                                                                                                                     \
+    sh_error e_;                                                                                                                           \
+    sh_error *e = &e_;                                                                                                                     \
+    if ((x) < 0) {                                                                                                                         \
+      fprintf(stderr, "checkkern: %s\n", e_.text);                                                                                         \
+      exit(2);                                                                                                                             \
+    }                                                                                                                                      \
+  } while (0)
+
+static sh_backend *backend(const ck *c, int threads) {
+  sh_backend *be;
+  CALL(sh_backend_cpu_new(&be, &(sh_backend_opts){.threads = threads, .cpu = c->cpu}, e));
+  return be;
+}
+
+static sh_tensor *tensor(sh_backend *be, int64_t rows, int64_t cols, const float *src) {
+  sh_tensor *t;
+  CALL(be->ops->tensor_new(be, rows, cols, &t, e));
+  if (src) CALL(be->ops->tensor_write(be, t, 0, rows, src, e));
+  return t;
+}
+
+static void read_rows(sh_backend *be, const sh_tensor *t, int64_t row, int64_t n, float *dst) { CALL(be->ops->tensor_read(be, t, row, n, dst, e)); }
+
+static float *random_floats(ck *c, size_t n, float scale) {
+  float *p = malloc(n * sizeof *p);
+  ck_fill(c, p, n, scale);
+  return p;
+}
+
+/* --- Matrix products */
+
+static void check_linear(ck *c, sh_dtype type) {
+  enum { ROWS = 131, K = 512, TOKS = 600 };
+  size_t rb = ck_row_bytes(type, K);
+  uint8_t *w = malloc(ROWS * rb);
+  ck_fill_weights(c, type, w, ROWS, rb, K);
+  float *x = random_floats(c, (size_t)TOKS * K, 1), *first = malloc((size_t)TOKS * ROWS * sizeof *first), *y = malloc((size_t)TOKS * ROWS * sizeof *y);
+  for (int threads = 1; threads <= 3; threads++) {
+    sh_backend *be = backend(c, threads);
+    sh_weight *wt;
+    CALL(be->ops->weight_bind(be, &(sh_wview){.type = type, .rows = ROWS, .cols = K, .data = w, .row_bytes = rb, .name = "w"}, &wt, e));
+    sh_tensor *xt = tensor(be, TOKS, K, x), *yt = tensor(be, TOKS, ROWS, NULL);
+    for (int n = 1; n <= TOKS; n = n < 18 ? n + 1 : n + 291) {
+      CALL(be->ops->linear(be, wt, xt, n, NULL, false, yt, e));
+      read_rows(be, yt, 0, n, y);
+      if (threads == 1 && n == 1) memcpy(first, y, sizeof *y * ROWS);
+      ck_case(c, ck_same_bits(y, first, ROWS), "linear %s, %d threads: row 0 of %d has other bits than alone", ck_type_name(type), threads, n);
+      if (n == 600) {
+        if (threads == 1) memcpy(first + ROWS, y + ROWS, (size_t)(TOKS - 1) * ROWS * sizeof *y);
+        ck_case(c, ck_same_bits(y, first, (size_t)TOKS * ROWS), "linear %s: 600 rows on %d threads have other bits than on one", ck_type_name(type), threads);
+      }
+    }
+    be->ops->weight_free(be, wt);
+    be->ops->tensor_free(be, xt), be->ops->tensor_free(be, yt);
+    be->ops->free(be);
+  }
+  free(w), free(x), free(first), free(y);
+}
+
+/* --- Attention: sequences of some lengths, fed in chunks, on caches of any page size. */
+
+typedef struct attn_inputs {
+  int n_seqs, len[3];
+  int heads, kv_heads, d;
+  bool gated;
+  float *q, *k, *v; /* of sequence s from row 1000 s on */
+} attn_inputs;
+
+enum { SEQ_ROWS = 2600, MAX_SEQS = 3 };
+
+/* Feeds all sequences, `chunk` tokens at a time (together in one batch when `together`), and returns the outputs [n_seqs * SEQ_ROWS, heads * d]. */
+static float *attend(const ck *c, const attn_inputs *in, int threads, int page, int chunk, bool together, sh_kv_type kv) {
+  sh_backend *be = backend(c, threads);
+  int qc = in->heads * in->d * (in->gated ? 2 : 1), kc = in->kv_heads * in->d, oc = in->heads * in->d, per_seq = (SEQ_ROWS + page - 1) / page;
+  double inv_freq[16];
+  for (int i = 0; i < 16; i++) inv_freq[i] = pow(1e4, -i / 16.0);
+  sh_attn p = {.n_heads = in->heads, .n_kv_heads = in->kv_heads, .head_dim = in->d, .rotary_dim = in->d >= 32 ? 32 : 8, .gated = in->gated,
+               .scale = 1.0f / sqrtf((float)in->d), .eps = 1e-6f, .rope_scale = 1, .inv_freq = inv_freq};
+  sh_cache *cache;
+  CALL(be->ops->reserve(be, &(sh_reserve){.max_tokens = MAX_SEQS * SEQ_ROWS, .max_seqs = MAX_SEQS, .max_context = SEQ_ROWS, .max_cols = 8, .max_rows = 8,
+                                          .n_heads = in->heads, .head_dim = in->d}, e));
+  CALL(be->ops->cache_new(be, &(sh_cache_spec){.n_attn_layers = 2, .n_kv_heads = in->kv_heads, .head_dim = in->d, .page_size = page, .n_pages = MAX_SEQS * per_seq,
+                                               .kv_type = kv}, &cache, e));
+  int32_t *pages = malloc((size_t)(MAX_SEQS * per_seq) * sizeof *pages);
+  for (int i = 0; i < MAX_SEQS * per_seq; i++) pages[i] = MAX_SEQS * per_seq - 1 - i; /* not in memory order */
+  sh_tensor *q = tensor(be, MAX_SEQS * SEQ_ROWS, qc, NULL), *k = tensor(be, MAX_SEQS * SEQ_ROWS, kc, NULL), *v = tensor(be, MAX_SEQS * SEQ_ROWS, kc, NULL),
+            *o = tensor(be, MAX_SEQS * SEQ_ROWS, oc, NULL);
+  float *out = calloc((size_t)(MAX_SEQS * SEQ_ROWS) * (size_t)oc, sizeof *out);
+  int done[MAX_SEQS] = {0}, left = in->n_seqs, only = 0;
+  while (left > 0) {
+    sh_seq seqs[MAX_SEQS];
+    int n = 0, rows = 0, who[MAX_SEQS];
+    for (int s = 0; s < in->n_seqs; s++) {
+      int m = in->len[s] - done[s] < chunk ? in->len[s] - done[s] : chunk;
+      if (m == 0 || (!together && s != only)) continue;
+      who[n] = s;
+      seqs[n++] = (sh_seq){.row = rows, .count = m, .pos = done[s], .slot = 0, .pages = pages + s * per_seq};
+      int at = s * SEQ_ROWS + done[s];
+      CALL(be->ops->tensor_write(be, q, rows, m, in->q + (size_t)at * (size_t)qc, e));
+      CALL(be->ops->tensor_write(be, k, rows, m, in->k + (size_t)at * (size_t)kc, e));
+      CALL(be->ops->tensor_write(be, v, rows, m, in->v + (size_t)at * (size_t)kc, e));
+      rows += m;
+    }
+    CALL(be->ops->attention(be, cache, 1, &p, &(sh_batch){.n_seqs = n, .seqs = seqs, .n_tokens = rows}, q, k, v, o, e));
+    for (int i = 0; i < n; i++) {
+      int s = who[i];
+      read_rows(be, o, seqs[i].row, seqs[i].count, out + (size_t)(s * SEQ_ROWS + done[s]) * (size_t)oc);
+      done[s] += seqs[i].count;
+      if (done[s] == in->len[s]) left--, only++;
+    }
+  }
+  be->ops->tensor_free(be, q), be->ops->tensor_free(be, k), be->ops->tensor_free(be, v), be->ops->tensor_free(be, o);
+  be->ops->cache_free(be, cache);
+  be->ops->free(be);
+  free(pages);
+  return out;
+}
+
+static void check_attention(ck *c) {
+  static const struct {
+    int threads, page, chunk;
+    bool together;
+  } ways[] = {{1, 16, 64, true}, {2, 1, 7, true}, {3, 64, 300, false}, {2, 16, 1 << 20, false}, {3, 16, 1, true}, {2, 5, 129, true}};
+  attn_inputs in = {.n_seqs = 3, .len = {ck_range(c, 1100, 1300), ck_range(c, 1, 130), ck_range(c, 1, 70)}, .heads = 6, .kv_heads = 2, .d = 40, .gated = ck_u32(c) & 1};
+  size_t rows = (size_t)MAX_SEQS * SEQ_ROWS, n = rows * (size_t)(in.heads * in.d);
+  in.q = random_floats(c, n * (in.gated ? 2 : 1), 2);
+  in.k = random_floats(c, rows * (size_t)(in.kv_heads * in.d), 2);
+  in.v = random_floats(c, rows * (size_t)(in.kv_heads * in.d), 1);
+  for (sh_kv_type kv = SH_KV_F32; kv <= SH_KV_BF16; kv++) {
+    float *whole = attend(c, &in, 1, 16, 1 << 20, true, kv);
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+      float *out = attend(c, &in, ways[i].threads, ways[i].page, ways[i].chunk, ways[i].together, kv);
+      ck_case(c, ck_same_bits(out, whole, n), "attention with %d threads, pages of %d, chunks of %d, %s has other bits (lengths %d %d %d, kv type %d)", ways[i].threads,
+              ways[i].page, ways[i].chunk, ways[i].together ? "one batch" : "one by one", in.len[0], in.len[1], in.len[2], (int)kv);
+      free(out);
+    }
+    free(whole);
+  }
+  free(in.q), free(in.k), free(in.v);
+}
+
+/* --- Gated delta rule */
+
+typedef struct gdn_inputs {
+  sh_gdn p;
+  int toks, channels, v_cols;
+  float *qkv, *z, *a, *b, *conv_w, *neg_exp_a, *dt_bias, *gain;
+} gdn_inputs;
+
+static float *delta(const ck *c, const gdn_inputs *in, int threads, int chunk) {
+  sh_backend *be = backend(c, threads);
+  sh_gdn p = in->p;
+  sh_tensor *fixed[4] = {tensor(be, in->channels, p.conv_kernel, in->conv_w), tensor(be, 1, p.v_heads, in->neg_exp_a), tensor(be, 1, p.v_heads, in->dt_bias),
+                         tensor(be, 1, p.v_dim, in->gain)};
+  p.conv_w = fixed[0], p.neg_exp_a = fixed[1], p.dt_bias = fixed[2], p.gain = fixed[3];
+  sh_cache *cache;
+  CALL(be->ops->cache_new(be, &(sh_cache_spec){.n_linear_layers = 2, .lin_v_heads = p.v_heads, .lin_k_dim = p.k_dim, .lin_v_dim = p.v_dim, .conv_channels = in->channels,
+                                               .conv_kernel = p.conv_kernel, .n_slots = 3}, &cache, e));
+  sh_tensor *t[5] = {tensor(be, in->toks, in->channels, NULL), tensor(be, in->toks, in->v_cols, NULL), tensor(be, in->toks, p.v_heads, NULL),
+                     tensor(be, in->toks, p.v_heads, NULL), tensor(be, in->toks, in->v_cols, NULL)};
+  float *out = malloc((size_t)in->toks * (size_t)in->v_cols * sizeof *out);
+  int slot = 1;
+  for (int at = 0; at < in->toks; at += chunk) {
+    int m = in->toks - at < chunk ? in->toks - at : chunk;
+    CALL(be->ops->tensor_write(be, t[0], 0, m, in->qkv + (size_t)at * (size_t)in->channels, e));
+    CALL(be->ops->tensor_write(be, t[1], 0, m, in->z + (size_t)at * (size_t)in->v_cols, e));
+    CALL(be->ops->tensor_write(be, t[2], 0, m, in->a + (size_t)at * (size_t)p.v_heads, e));
+    CALL(be->ops->tensor_write(be, t[3], 0, m, in->b + (size_t)at * (size_t)p.v_heads, e));
+    CALL(be->ops->gated_delta(be, cache, 1, &p, &(sh_batch){.n_seqs = 1, .seqs = &(sh_seq){.count = m, .pos = at, .slot = slot}, .n_tokens = m}, t[0], t[1], t[2], t[3], t[4], e));
+    read_rows(be, t[4], 0, m, out + (size_t)at * (size_t)in->v_cols);
+    CALL(be->ops->slot_copy(be, cache, 3 - slot, slot, e)); /* and go on from the copy */
+    slot = 3 - slot;
+  }
+  for (int i = 0; i < 4; i++) be->ops->tensor_free(be, fixed[i]);
+  for (int i = 0; i < 5; i++) be->ops->tensor_free(be, t[i]);
+  be->ops->cache_free(be, cache);
+  be->ops->free(be);
+  return out;
+}
+
+static void check_delta(ck *c) {
+  gdn_inputs in = {.p = {.k_heads = 2, .v_heads = 4, .k_dim = 24, .v_dim = 40, .conv_kernel = 4, .v_tiled = ck_u32(c) & 1, .eps = 1e-6f}, .toks = 70};
+  in.channels = 2 * 2 * 24 + 4 * 40, in.v_cols = 4 * 40;
+  size_t t = (size_t)in.toks;
+  in.qkv = random_floats(c, t * (size_t)in.channels, 1), in.z = random_floats(c, t * (size_t)in.v_cols, 2);
+  in.a = random_floats(c, t * 4, 2), in.b = random_floats(c, t * 4, 2);
+  in.conv_w = random_floats(c, (size_t)in.channels * 4, 1), in.dt_bias = random_floats(c, 4, 1), in.gain = random_floats(c, 40, 1);
+  in.neg_exp_a = random_floats(c, 4, 1);
+  for (int i = 0; i < 4; i++) in.neg_exp_a[i] = -fabsf(in.neg_exp_a[i]);
+  float *whole = delta(c, &in, 1, in.toks);
+  for (int threads = 1; threads <= 3; threads++) {
+    static const int chunks[] = {1, 3, 16, 70};
+    for (int i = 0; i < 4; i++) {
+      float *out = delta(c, &in, threads, chunks[i]);
+      ck_case(c, ck_same_bits(out, whole, t * (size_t)in.v_cols), "gated_delta on %d threads in chunks of %d has other bits", threads, chunks[i]);
+      free(out);
+    }
+  }
+  free(whole), free(in.qkv), free(in.z), free(in.a), free(in.b), free(in.conv_w), free(in.dt_bias), free(in.gain), free(in.neg_exp_a);
+}
+
+/* --- Experts */
+
+static void check_moe(ck *c) {
+  enum { E = 9, TOPK = 3, HID = 96, FFN = 64, TOKS = 150 };
+  sh_dtype type = c->rng & 1 ? SH_BF16 : SH_Q8_0;
+  size_t rb_h = ck_row_bytes(type, HID), rb_f = ck_row_bytes(type, FFN), one = FFN * rb_h;
+  uint8_t *w = malloc((E + 1) * 3 * one + 2 * E * rb_h);
+  float *x = random_floats(c, TOKS * HID, 1), *whole = malloc(sizeof(float) * TOKS * HID), *y = malloc(sizeof(float) * TOKS * HID);
+  for (int i = 0; i < (E + 1) * 3; i++) ck_fill_weights(c, type, w + (size_t)i * one, i % 3 == 2 ? HID : FFN, i % 3 == 2 ? rb_f : rb_h, i % 3 == 2 ? FFN : HID);
+  ck_fill_weights(c, type, w + (E + 1) * 3 * one, E + 1, rb_h, HID);
+  for (int threads = 1; threads <= 3; threads++) {
+    sh_backend *be = backend(c, threads);
+    sh_weight *m[3][E + 1], *router, *sw;
+    for (int i = 0; i < (E + 1) * 3; i++) {
+      bool down = i % 3 == 2;
+      sh_wview v = {.type = type, .rows = down ? HID : FFN, .cols = down ? FFN : HID, .data = w + (size_t)i * one, .row_bytes = down ? rb_f : rb_h, .name = "e"};
+      CALL(be->ops->weight_bind(be, &v, &m[i % 3][i / 3], e));
+    }
+    sh_wview r = {.type = type, .rows = E, .cols = HID, .data = w + (E + 1) * 3 * one, .row_bytes = rb_h, .name = "router"};
+    CALL(be->ops->weight_bind(be, &r, &router, e));
+    r.rows = 1, r.data += E * rb_h;
+    CALL(be->ops->weight_bind(be, &r, &sw, e));
+    sh_moe p = {.n_experts = E, .top_k = TOPK, .router = router, .gate = (const sh_weight *const *)m[0], .up = (const sh_weight *const *)m[1],
+                .down = (const sh_weight *const *)m[2], .shared_gate = m[0][E], .shared_up = m[1][E], .shared_down = m[2][E], .shared_switch = sw};
+    sh_tensor *xt = tensor(be, TOKS, HID, x), *yt = tensor(be, TOKS, HID, NULL), *x1 = tensor(be, 1, HID, NULL), *y1 = tensor(be, 1, HID, NULL);
+    CALL(be->ops->moe(be, &p, xt, TOKS, false, yt, e));
+    read_rows(be, yt, 0, TOKS, y);
+    if (threads == 1) memcpy(whole, y, sizeof(float) * TOKS * HID);
+    ck_case(c, ck_same_bits(y, whole, TOKS * HID), "moe %s: %d threads have other bits than one", ck_type_name(type), threads);
+    for (int t = 0; t < TOKS; t += 13) {
+      CALL(be->ops->tensor_write(be, x1, 0, 1, x + t * HID, e));
+      CALL(be->ops->moe(be, &p, x1, 1, false, y1, e));
+      read_rows(be, y1, 0, 1, y);
+      ck_case(c, ck_same_bits(y, whole + t * HID, HID), "moe %s: token %d alone on %d threads has other bits", ck_type_name(type), t, threads);
+    }
+    for (int i = 0; i < (E + 1) * 3; i++) be->ops->weight_free(be, m[i % 3][i / 3]);
+    be->ops->weight_free(be, router), be->ops->weight_free(be, sw);
+    be->ops->tensor_free(be, xt), be->ops->tensor_free(be, yt), be->ops->tensor_free(be, x1), be->ops->tensor_free(be, y1);
+    be->ops->free(be);
+  }
+  free(w), free(x), free(whole), free(y);
+}
+
+void ck_backend(ck *c) {
+  check_linear(c, SH_BF16);
+  check_linear(c, SH_Q4_0);
+  check_linear(c, SH_Q6_K);
+  check_attention(c);
+  check_delta(c);
+  check_moe(c);
+}
