@@ -224,7 +224,8 @@ def main():
         check_symbols(args.objects, report)
     for path, line, message in sorted(report.found):
         print(f"{path}:{line}: {message}")
-    print(f"style: {len(files)} files, {len(report.found)} findings", file=sys.stderr)
+    bad = len({path for path, _, _ in report.found})
+    print(f"{len(files) - bad} passed, {bad} failed")  # files; tools/run_checks.py reads it
     return 1 if report.found else 0
 
 

@@ -21,6 +21,7 @@ enum {
   SH_CONV_MAX = 16,      /* widest convolution */
   SH_PACK_STEP = 4,      /* packing may be cut at multiples of this many rows */
   SH_GEMM_ROWS = 24,     /* weight rows that gemm takes through its scratch at a time */
+  SH_GEMM_TOKENS = 512,  /* most activation rows of a gemm call */
 };
 
 /* y[t][r] for weight rows r in [0, n_rows) and activation rows t in [0, n_tok):
@@ -76,6 +77,7 @@ typedef struct sh_gdn_scan {
 /* Weights [k0, k0 + n) of a row as float32; k0 and n multiples of the block. The values that every product uses. */
 typedef void sh_k_dequant(sh_dtype type, const uint8_t *row, int64_t k0, int64_t n, float *y);
 typedef void sh_k_dot(const sh_mm *a);
+typedef int sh_k_dot_tokens(sh_dtype type); /* up to this many rows dot is the faster one */
 typedef void sh_k_gemm(const sh_mm *a);
 /* Rows x[0..n_tok) of k floats in gemm's order. Rows from a multiple of SH_PACK_STEP on start at out + pack_floats(row, k). */
 typedef void sh_k_pack(const float *const *x, int n_tok, int64_t k, float *out);
@@ -110,9 +112,9 @@ typedef void sh_k_route(const float *logits, int n_experts, int top_k, int *inde
 
 typedef struct sh_kernels {
   const char *name;      /* "plain C", "AVX2+FMA" */
-  int dot_tokens;        /* up to this many rows dot is the faster one */
   sh_k_dequant *dequant;
   sh_k_dot *dot;
+  sh_k_dot_tokens *dot_tokens;
   sh_k_gemm *gemm;
   sh_k_pack *pack;
   sh_k_pack_floats *pack_floats;

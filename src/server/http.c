@@ -1,9 +1,9 @@
 /* HTTP/1.1 connections on libevent's bufferevents. Runs on the loop thread.
  *
  * A connection is a small state machine (enum state). Reading goes on in every state, because that is how a hang-up is noticed while a
- * request waits for the engine: bytes behind the current request stay in the input buffer, up to PIPELINE_MAX. Beyond that reading pauses,
- * an end of file would go unseen, and a timer asks the kernel (poll with POLLRDHUP) instead. A client that closes its sending side counts
- * as gone: no client of such an API does that and then waits.
+ * request waits for the engine: a FIN arrives behind the bytes before it, so bytes behind the current request have to be read too. They
+ * stay in the input buffer and count as body bytes; a client that sends more than one largest request ahead is cut off. A client that
+ * closes its sending side counts as gone: no client of such an API does that and then waits.
  *
  * Answers go into the output buffer, which libevent writes as the client takes it. Over OUT_HIGH bytes sh_http_full says so, and the writer
  * must wait for writable(); that wait reaches the engine through the request's event ring.
@@ -24,7 +24,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -32,12 +31,11 @@
 #include <unistd.h>
 
 enum {
-  PIPELINE_MAX = 256 << 10, /* bytes read ahead of the request being answered */
-  OUT_HIGH = 256 << 10,     /* bytes of unsent output at which a stream must pause */
-  OUT_LOW = 64 << 10,       /* and at which it may go on */
-  DISCARD_MAX = 1 << 20,    /* bytes of an unwanted body that are read to keep a connection; a longer one ends it */
-  LINGER_MAX = 64 << 20,    /* bytes thrown away while closing */
-  HANGUP_POLL_MS = 50,
+  READ_AHEAD = 256 << 10, /* bytes taken from the socket before a head or body is dealt with */
+  OUT_HIGH = 256 << 10,   /* bytes of unsent output at which a stream must pause */
+  OUT_LOW = 64 << 10,     /* and at which it may go on */
+  DISCARD_MAX = 1 << 20,  /* bytes of an unwanted body that are read to keep a connection; a longer one ends it */
+  LINGER_MAX = 64 << 20,  /* bytes thrown away while closing */
   LINGER_MS = 2000,
   REQUESTS_PER_PASS = 16, /* pipelined requests answered before other connections get their turn */
 };
@@ -56,13 +54,14 @@ struct conn {
   sh_http *h;
   conn *prev, *next;
   struct bufferevent *bev;
-  struct event *later; /* deferred progress, hang-up poll, end of lingering */
+  struct event *later; /* deferred progress, end of lingering */
   enum state state;
-  size_t scanned;      /* bytes of the input already searched for a head's end */
-  char *head_bytes;    /* owned; what req.head points into */
-  size_t body_left;    /* of a body with a length */
-  size_t body_counted; /* bytes in h->bodies for req.body */
-  size_t thrown;       /* bytes discarded */
+  size_t scanned;       /* bytes of the input already searched for a head's end */
+  char *head_bytes;     /* owned; what req.head points into */
+  size_t body_left;     /* of a body with a length */
+  size_t body_counted;  /* bytes in h->bodies for req.body */
+  size_t ahead_counted; /* and for what came in behind the request being answered */
+  size_t thrown;        /* bytes discarded */
   sh_chunked chunked;
   sh_buf headers; /* of the answer */
   bool answered;  /* completely; a body still being read is discarded */
@@ -100,8 +99,8 @@ static void do_later(conn *c, int ms) {
 }
 
 static void request_reset(conn *c) {
-  c->h->bodies -= c->body_counted;
-  c->body_counted = 0;
+  c->h->bodies -= c->body_counted + c->ahead_counted;
+  c->body_counted = c->ahead_counted = 0;
   sh_buf_free(&c->req.body);
   sh_buf_free(&c->headers);
   sh_free(c->head_bytes);
@@ -145,6 +144,7 @@ static void conn_finish(conn *c) {
   c->answered = true;
   if (c->state == BODY && !c->close_after) return; /* the rest of the body is read and thrown away first */
   request_reset(c);
+  bufferevent_setwatermark(c->bev, EV_READ, 0, READ_AHEAD);
   c->state = c->close_after ? CLOSING : HEAD;
   set_timeouts(c, c->close_after ? 0 : c->h->limits.idle_s);
   if (!c->advancing) do_later(c, 0);
@@ -170,6 +170,7 @@ static void body_complete(conn *c) {
   }
   c->state = ANSWER;
   set_timeouts(c, 0);
+  bufferevent_setwatermark(c->bev, EV_READ, 0, 0);
   c->h->handler.request(c->h->handler.ctx, &c->req);
 }
 
@@ -323,12 +324,6 @@ static void advance(conn *c) {
   c->advancing = false;
   if (c->state == HEAD && requests > REQUESTS_PER_PASS) do_later(c, 0);
   if (c->state == CLOSING) do_later(c, 0);
-  if (c->state == ANSWER && evbuffer_get_length(in) >= PIPELINE_MAX) do_later(c, HANGUP_POLL_MS);
-}
-
-static bool hung_up(conn *c) {
-  struct pollfd p = {.fd = bufferevent_getfd(c->bev), .events = POLLRDHUP};
-  return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR));
 }
 
 static void on_later(evutil_socket_t fd, short what, void *ctx) {
@@ -337,12 +332,17 @@ static void on_later(evutil_socket_t fd, short what, void *ctx) {
   conn *c = ctx;
   if (c->broken || c->state == LINGER) conn_free(c);
   else if (c->state == CLOSING) closing_step(c);
-  else if (c->state == ANSWER && evbuffer_get_length(bufferevent_get_input(c->bev)) >= PIPELINE_MAX) {
-    if (hung_up(c)) conn_free(c);
-    else do_later(c, HANGUP_POLL_MS);
-  } else {
-    advance(c);
-  }
+  else advance(c);
+}
+
+/* Bytes behind the request being answered; false: more than may be kept. */
+static bool count_ahead(conn *c, size_t n) {
+  sh_http *h = c->h;
+  size_t more = n - c->ahead_counted;
+  if (n > h->limits.max_head + h->limits.max_body || more > h->limits.max_bodies - h->bodies) return false;
+  h->bodies += more;
+  c->ahead_counted = n;
+  return true;
 }
 
 static void on_read(struct bufferevent *bev, void *ctx) {
@@ -353,7 +353,7 @@ static void on_read(struct bufferevent *bev, void *ctx) {
     evbuffer_drain(in, evbuffer_get_length(in));
     if (c->thrown > LINGER_MAX) conn_free(c);
   } else if (c->state == ANSWER) {
-    if (evbuffer_get_length(in) >= PIPELINE_MAX) do_later(c, HANGUP_POLL_MS);
+    if (!count_ahead(c, evbuffer_get_length(in))) conn_free(c);
   } else {
     advance(c);
   }
@@ -419,7 +419,7 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
   request_reset(c);
   c->later = evtimer_new(h->base, on_later, c);
   bufferevent_setcb(bev, on_read, on_write, on_event, c);
-  bufferevent_setwatermark(bev, EV_READ, 0, PIPELINE_MAX);
+  bufferevent_setwatermark(bev, EV_READ, 0, READ_AHEAD);
   bufferevent_setwatermark(bev, EV_WRITE, OUT_LOW, 0);
   set_timeouts(c, h->limits.idle_s);
   if (!c->later || bufferevent_enable(bev, EV_READ | EV_WRITE) != 0) conn_free(c);

@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { MAX_TOP = 1000 }; /* the range of --max-logprobs */
+
 static double shown(float logprob) { return logprob >= -9999.0f ? (double)logprob : -9999.0; }
 
 static void comma(sh_buf *list) {
@@ -90,18 +92,22 @@ int64_t sh_lp_chars(const char *s, size_t n) {
   return chars;
 }
 
-/* {"text": logprob}: the best ones, and the chosen one where it is not among them. */
+/* {"text": logprob}: the chosen one, then the best ones. Tokens that are different halves of characters have the same text here (U+FFFD);
+ * the first one is written, because a reader would keep the last. */
 static void completion_top(const sh_lp *lp, const sh_event *ev, int max_top, sh_buf *list, sh_buf *text) {
+  uint64_t seen[MAX_TOP + 1];
+  int n_seen = 0, n = ev->n_top < max_top ? ev->n_top : max_top;
   sh_jw w;
-  bool has_chosen = false;
   sh_jw_init(&w, list);
   sh_jw_obj(&w);
-  for (int i = 0; i <= ev->n_top && i <= max_top; i++) {
-    bool last = i == ev->n_top || i == max_top;
-    const sh_logprob *x = last ? &ev->chosen : &ev->top[i];
-    if (last && has_chosen) break;
-    has_chosen = has_chosen || x->id == ev->chosen.id;
+  for (int i = -1; i < n && n_seen <= MAX_TOP; i++) {
+    const sh_logprob *x = i < 0 ? &ev->chosen : &ev->top[i];
     token_text(lp, x->id, text);
+    uint64_t h = sh_hash(text->p, text->len, 0);
+    bool again = false;
+    for (int k = 0; k < n_seen && !again; k++) again = seen[k] == h;
+    if (again) continue;
+    seen[n_seen++] = h;
     sh_jw_key(&w, text->p ? text->p : "");
     sh_jw_double(&w, shown(x->logprob));
   }

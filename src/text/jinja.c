@@ -7,7 +7,7 @@
  * name is, and for the rules it has (set in for, with, macro and blocks stays there, set in if does not, a macro sees its surroundings as
  * they are when it runs) that comes to the same as a walk up this chain. Names not found in it are looked up in the caller's variables,
  * then among the global functions. Limits: steps, output, memory, nesting of macro calls (max_depth), and of the evaluator as a whole (ten
- * times that; about 1 MiB of C stack). Refused: a cache of compiled templates (the caller owns its few), and threads or timers to stop a
+ * times that; under 768 KiB of C stack). Refused: a cache of compiled templates (the caller owns its few), and threads or timers to stop a
  * render (steps do, and give the same answer always). */
 #include "text/jinja_int.h"
 
@@ -18,6 +18,7 @@
 #include <string.h>
 
 enum { MAX_SOURCE = 1 << 20, MAX_TREE = 256 << 20, DEFAULT_DEPTH = 200, NEST_PER_DEPTH = 10 };
+enum { MIN_SLOTS = 4 }; /* of bound arguments, so that functions shared by several builtins may look at all they know */
 
 /* --- Failing, counting, allocating -------------------------------------------------------------------------------------------------- */
 int sh_jj_fail(jj_ctx *c, const char *fmt, ...) {
@@ -123,7 +124,7 @@ int sh_jj_bind(jj_ctx *c, const jj_builtin *b, jj_args *in, jj_args *out) {
   int n = b->params[0] ? 1 : 0;
   for (const char *p = b->params; *p; p++) n += *p == '|';
   if (in->n > n) return sh_jj_fail(c, "%s takes at most %d argument(s), %d given", b->name, n, in->n);
-  *out = (jj_args){sh_jj_alloc(c, (size_t)n, sizeof *out->v), n, NULL, 0};
+  *out = (jj_args){sh_jj_alloc(c, n > MIN_SLOTS ? (size_t)n : MIN_SLOTS, sizeof *out->v), n, NULL, 0};
   if (!out->v) return sh_jj_nomem(c);
   if (in->n) memcpy(out->v, in->v, (size_t)in->n * sizeof *in->v);
   for (int i = 0; i < in->nkw; i++) {

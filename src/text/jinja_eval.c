@@ -118,7 +118,8 @@ int sh_jj_getitem(jj_ctx *c, jj_val obj, jj_val key, jj_val *out) {
 }
 
 /* Python's slice.indices for a sequence of n. */
-static int slice_bounds(jj_ctx *c, int64_t n, jj_val lo, jj_val hi, jj_val step, int64_t *start, int64_t *stride, int64_t *count) {
+static int slice_bounds(jj_ctx *c, int64_t n, jj_val lo, jj_val hi, jj_val step, int64_t *start, int64_t *stop, int64_t *stride,
+                        int64_t *count) {
   int64_t s = 1, a, b;
   const jj_val parts[3] = {lo, hi, step};
   for (int i = 0; i < 3; i++) {
@@ -141,6 +142,7 @@ static int slice_bounds(jj_ctx *c, int64_t n, jj_val lo, jj_val hi, jj_val step,
     else if (b > high) b = high;
   }
   *start = a;
+  *stop = b;
   *stride = s;
   *count = s > 0 ? (b > a ? (b - a - 1) / s + 1 : 0) : (a > b ? (a - b - 1) / -s + 1 : 0);
   return 0;
@@ -172,19 +174,19 @@ static int slice_str(jj_ctx *c, jj_val v, int64_t start, int64_t step, int64_t n
 }
 
 int sh_jj_slice(jj_ctx *c, jj_val v, jj_val lo, jj_val hi, jj_val step, jj_val *out) {
-  int64_t len, start = 0, stride = 1, n = 0;
+  int64_t len, start = 0, stop = 0, stride = 1, n = 0;
   bool ok;
   if (v.kind == JJ_UNDEF) return sh_jj_fail_undef(c, v);
   if (!is_sequence(v)) return sh_jj_fail(c, "'%s' object cannot be sliced", sh_jj_type_name(v));
   JJ_TRY(sh_jj_len(c, v, &ok, &len));
-  JJ_TRY(slice_bounds(c, len, lo, hi, step, &start, &stride, &n));
+  JJ_TRY(slice_bounds(c, len, lo, hi, step, &start, &stop, &stride, &n));
   JJ_TRY(sh_jj_step(c, v.kind == JJ_STR ? v.s->len / 64 : (size_t)n / 8));
   if (v.kind == JJ_STR) return slice_str(c, v, start, stride, n, out);
   if (v.kind == JJ_RANGE) {
     jj_range *r = sh_jj_alloc(c, 1, sizeof *r);
     if (!r) return sh_jj_nomem(c);
     int64_t s = (int64_t)((uint64_t)v.r->step * (uint64_t)stride);
-    *r = (jj_range){sh_jj_range_at(v.r, start), sh_jj_range_at(v.r, (int64_t)((uint64_t)start + (uint64_t)n * (uint64_t)stride)), s, n};
+    *r = (jj_range){sh_jj_range_at(v.r, start), sh_jj_range_at(v.r, stop), s, n};
     *out = (jj_val){.kind = JJ_RANGE, .r = r};
     return 0;
   }

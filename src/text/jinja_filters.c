@@ -424,6 +424,12 @@ static int f_abs(jj_ctx *c, jj_val self, jj_args *a, jj_val *out) {
     return 0;
   }
   if (self.kind == JJ_UNDEF) return sh_jj_fail_undef(c, self);
+  if (self.kind == JJ_BIG) {
+    size_t sign = self.s->p[0] == '-';
+    JJ_TRY(sh_jj_str_ref(c, self.s->p + sign, self.s->len - sign, out));
+    out->kind = JJ_BIG;
+    return 0;
+  }
   return sh_jj_fail(c, "bad operand type for abs(): '%s'", sh_jj_type_name(self));
 }
 

@@ -22,7 +22,7 @@ size_t sh_jj_float_repr(double f, char buf[40]) {
   int prec = 0;
   do snprintf(sci, sizeof sci, "%.*e", prec, f);
   while (strtod(sci, NULL) != f && ++prec < 17);
-  int exp = atoi(strchr(sci, 'e') + 1);
+  int exp = (int)strtol(strchr(sci, 'e') + 1, NULL, 10);
   if (exp >= -4 && exp < 16) {
     int n = snprintf(buf, 40, "%.*f", prec > exp ? prec - exp : 0, f);
     if (prec <= exp) n += snprintf(buf + n, 40 - (size_t)n, ".0");
@@ -109,7 +109,7 @@ static void group_digits(const char *digits, char sep, int every, char *out) {
     if (i && (whole - i) % (size_t)every == 0) out[w++] = sep;
     out[w++] = digits[i];
   }
-  strcpy(out + w, digits + whole); /* out is twice the size of digits */
+  memcpy(out + w, digits + whole, strlen(digits + whole) + 1); /* out is twice the size of digits */
 }
 
 static int put_number(jj_ctx *c, const spec *s, bool negative, const char *prefix, const char *digits) {
@@ -145,7 +145,7 @@ static int put_int(jj_ctx *c, const spec *s, int64_t v) {
 static void plain_precision(char *buf, int prec, double v) {
   snprintf(buf, NUM_BUF, "%.*e", prec - 1, v);
   char *e = strchr(buf, 'e');
-  int exp = atoi(e + 1);
+  int exp = (int)strtol(e + 1, NULL, 10);
   if (exp >= -4 && exp + 1 <= prec - 1) {
     size_t n = (size_t)snprintf(buf, NUM_BUF, "%.*g", prec, v);
     if (!strchr(buf, '.')) snprintf(buf + n, NUM_BUF - n, ".0");
@@ -313,7 +313,7 @@ static int percent_field(percent *x) {
   if (!jj_given(v)) JJ_TRY(next_arg(x, &v));
   bool text = s.type == 's' || s.type == 'r' || s.type == 'a' || s.type == 'c';
   s.align = minus ? '<' : s.zero && !text ? '=' : '>';
-  if (s.align == '=') strcpy(s.fill, "0");
+  if (s.align == '=') s.fill[0] = '0';
   if (s.sign && text) s.sign = 0;
   return percent_value(x, &s, v);
 }
@@ -329,7 +329,9 @@ int sh_jj_percent(jj_ctx *c, const jj_str *fmt, jj_val args, bool markup, jj_val
     JJ_TRY(sh_jj_step(c, 1));
     JJ_TRY(percent_field(&x));
   }
-  size_t n = args.kind == JJ_TUPLE ? args.l->n : args.kind == JJ_DICT || args.kind == JJ_LIST || args.kind == JJ_UNDEF ? x.next : 1;
+  size_t n = args.kind == JJ_TUPLE                                                                            ? args.l->n
+             : args.kind == JJ_DICT || args.kind == JJ_LIST || args.kind == JJ_UNDEF || args.kind == JJ_RANGE ? x.next
+                                                                                                              : 1;
   if (!x.keyed && x.next < n) return sh_jj_fail(c, "not all arguments converted during string formatting");
   JJ_TRY(sh_jj_cut(c, mark, out));
   out->flag = markup ? JJ_MARKUP : 0;
@@ -352,7 +354,7 @@ static int parse_spec(jj_ctx *c, const char *p, const char *end, spec *s) {
   if (p < end && *p == '#') s->alt = *p++;
   if (p < end && *p == '0') {
     s->zero = *p++;
-    if (!s->fill[0]) strcpy(s->fill, "0");
+    if (!s->fill[0]) s->fill[0] = '0';
   }
   for (; p < end && *p >= '0' && *p <= '9'; p++) {
     s->width = (s->width < 0 ? 0 : s->width) * 10 + (*p - '0');

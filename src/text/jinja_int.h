@@ -446,7 +446,6 @@ int sh_jj_join(jj_ctx *c, const jj_str *sep, jj_list *l, bool strict, jj_val *ou
 int sh_jj_splitlines(jj_ctx *c, const jj_str *s, bool keep, jj_list **out);
 int sh_jj_parse_int(jj_ctx *c, const jj_str *s, int base, bool *ok, jj_val *out);
 int sh_jj_parse_float(jj_ctx *c, const jj_str *s, bool *ok, double *out);
-const jj_builtin *sh_jj_cycler_method(const jj_str *name);
 
 static inline bool jj_given(jj_val v) { return v.kind != JJ_MISSING; }
 static inline jj_val jj_str_val(jj_str *s) { return (jj_val){.kind = JJ_STR, .s = s}; }

@@ -529,9 +529,11 @@ static int m_copy(jj_ctx *c, jj_val v, jj_args *a, jj_val *out) { /* nothing can
 static int m_list_count(jj_ctx *c, jj_val v, jj_args *a, jj_val *out) {
   int64_t n = 0;
   bool eq;
-  for (size_t i = 0; i < v.l->n; i++) {
+  jj_list *l;
+  JJ_TRY(sh_jj_to_list(c, v, &l));
+  for (size_t i = 0; i < l->n; i++) {
     JJ_TRY(sh_jj_step(c, 1));
-    JJ_TRY(sh_jj_eq(c, v.l->v[i], a->v[0], &eq));
+    JJ_TRY(sh_jj_eq(c, l->v[i], a->v[0], &eq));
     n += eq;
   }
   *out = sh_jj_int(n);
@@ -539,15 +541,18 @@ static int m_list_count(jj_ctx *c, jj_val v, jj_args *a, jj_val *out) {
 }
 
 static int m_list_index(jj_ctx *c, jj_val v, jj_args *a, jj_val *out) {
-  int64_t n = (int64_t)v.l->n, lo, hi;
+  int64_t n, lo, hi;
   bool eq;
+  jj_list *l;
+  JJ_TRY(sh_jj_to_list(c, v, &l));
+  n = (int64_t)l->n;
   JJ_TRY(opt_int(c, a->v[1], 0, &lo));
   JJ_TRY(opt_int(c, a->v[2], n, &hi));
   if (lo < 0) lo = lo + n < 0 ? 0 : lo + n;
   if (hi < 0) hi += n;
   for (int64_t i = lo; i < n && i < hi; i++) {
     JJ_TRY(sh_jj_step(c, 1));
-    JJ_TRY(sh_jj_eq(c, v.l->v[i], a->v[0], &eq));
+    JJ_TRY(sh_jj_eq(c, l->v[i], a->v[0], &eq));
     if (!eq) continue;
     *out = sh_jj_int(i);
     return 0;
@@ -625,6 +630,8 @@ static const jj_builtin methods[] = {
     {"copy", m_copy, "", 0, JJ_LIST},
     {"count", m_list_count, "value", 1, JJ_LIST},
     {"index", m_list_index, "value|start|stop", 1, JJ_LIST},
+    {"count", m_list_count, "value", 1, JJ_RANGE},
+    {"index", m_list_index, "value|start|stop", 1, JJ_RANGE},
     {"count", m_list_count, "value", 1, JJ_TUPLE},
     {"index", m_list_index, "value|start|stop", 1, JJ_TUPLE},
     {"is_integer", m_is_integer, "", 0, JJ_FLOAT},

@@ -192,9 +192,9 @@ static int f_min(jj_ctx *c, jj_val self, jj_args *a, jj_val *out) { return extre
 static int f_max(jj_ctx *c, jj_val self, jj_args *a, jj_val *out) { return extreme(c, self, a, OP_GT, out); }
 
 /* --- Sorting and grouping ----------------------------------------------------------------------------------------------------------- */
-/* attribute "a,b" sorts by several: the key is then a list. */
+/* attribute "a,b" sorts by several, so a key is a list, also for one: lists ask for equality first, and two None are equal but have no
+ * order. */
 static int sort_key(jj_ctx *c, const path *paths, size_t n, jj_val v, jj_val *out) {
-  if (n == 1) return get_path(c, &paths[0], v, out);
   jj_list *l = sh_jj_list(c, n);
   if (!l) return sh_jj_nomem(c);
   for (; l->n < n; l->n++) JJ_TRY(get_path(c, &paths[l->n], v, &l->v[l->n]));

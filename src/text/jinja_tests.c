@@ -95,11 +95,13 @@ static int t_sameas(jj_ctx *c, jj_val v, jj_args *a, jj_val *out) {
 }
 
 static int t_filter(jj_ctx *c, jj_val v, jj_args *a, jj_val *out) {
-  (void)c, (void)a;
+  (void)a;
+  if (!sh_jj_hashable(v)) return sh_jj_fail(c, "unhashable type: '%s'", sh_jj_type_name(v));
   return yes(v.kind == JJ_STR && sh_jj_find_filter(v.s->p, v.s->len), out);
 }
 static int t_test(jj_ctx *c, jj_val v, jj_args *a, jj_val *out) {
-  (void)c, (void)a;
+  (void)a;
+  if (!sh_jj_hashable(v)) return sh_jj_fail(c, "unhashable type: '%s'", sh_jj_type_name(v));
   return yes(v.kind == JJ_STR && sh_jj_find_test(v.s->p, v.s->len), out);
 }
 

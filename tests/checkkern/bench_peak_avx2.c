@@ -5,7 +5,9 @@
 
 float ck_peak_avx2(int64_t n) {
   __m256 x = _mm256_set1_ps(0.999f), y = _mm256_set1_ps(1e-3f), sum = _mm256_setzero_ps();
-  __m256 a0 = x, a1 = x, a2 = x, a3 = x, a4 = x, a5 = x, a6 = x, a7 = x, a8 = x, a9 = x, a10 = x, a11 = x;
+  /* twelve different starts: equal chains would be merged into one by the compiler */
+#define START(i) a##i = _mm256_set1_ps((float)(i + 1))
+  __m256 START(0), START(1), START(2), START(3), START(4), START(5), START(6), START(7), START(8), START(9), START(10), START(11);
 #define STEP(a) a = _mm256_fmadd_ps(a, x, y);
 #define ROUND STEP(a0) STEP(a1) STEP(a2) STEP(a3) STEP(a4) STEP(a5) STEP(a6) STEP(a7) STEP(a8) STEP(a9) STEP(a10) STEP(a11)
   for (int64_t i = 0; i < n; i++) { ROUND ROUND ROUND ROUND ROUND ROUND ROUND ROUND ROUND ROUND }

@@ -67,8 +67,8 @@ class Server:
         raise AssertionError(self.log())
 
     def stop(self, sig=signal.SIGTERM, seconds=30):
-        """Ends the server and returns its status."""
-        if self.process.poll() is None:
+        """Ends the server (sig None: it is ending already) and returns its status."""
+        if sig is not None and self.process.poll() is None:
             self.process.send_signal(sig)
         try:
             status = self.process.wait(seconds * SLOWNESS)

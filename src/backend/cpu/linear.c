@@ -7,7 +7,7 @@
 #include "backend/cpu/cpu.h"
 
 enum {
-  CHUNK = 512,               /* activation rows packed at a time: bounds scratch, and the weights are expanded once per chunk */
+  CHUNK = SH_GEMM_TOKENS,    /* activation rows packed at a time: bounds scratch, and the weights are expanded once per chunk */
   ITEM_BYTES = 128 * 1024,   /* weights of a dot item: about 10 us, far over the cost of taking an item */
   ITEMS_PER_WORKER = 4,      /* so that a late worker holds the others up for a quarter of its share at most */
 };
@@ -85,7 +85,7 @@ static size_t cut_scratch(const sh_cpu *be, mm_job *j, uint8_t *base, int n, int
   int rows = min_int(n, CHUNK);
   j->x = sh_cut_take(&c, (size_t)rows, sizeof *j->x);
   j->y = sh_cut_take(&c, (size_t)rows, sizeof *j->y);
-  j->packed = n > be->k.dot_tokens ? sh_cut_take(&c, be->k.pack_floats(rows, cols), sizeof *j->packed) : NULL;
+  j->packed = sh_cut_take(&c, be->k.pack_floats(rows, cols), sizeof *j->packed);
   return c.used;
 }
 
@@ -104,7 +104,7 @@ void sh_cpu_matmul(sh_cpu *be, uint8_t *scratch, const sh_wview *w, const float 
       j.x[t] = x + (t0 + t) * x_stride;
       j.y[t] = y + (t0 + t) * y_stride;
     }
-    j.packed_rows = j.n > be->k.dot_tokens;
+    j.packed_rows = j.n > be->k.dot_tokens(w->type);
     if (j.packed_rows) sh_pool_run(be->pool, pack_item, &j, (j.n + 4 * SH_PACK_STEP - 1) / (4 * SH_PACK_STEP));
     sh_pool_run(be->pool, mm_item, &j, plan(&j));
   }
@@ -144,7 +144,7 @@ void sh_cpu_item_mm(const sh_cpu *be, const sh_mm *mm, uint8_t *scratch) {
     m.x = mm->x + t0;
     m.y = mm->y + t0;
     m.scale = mm->scale ? mm->scale + t0 : NULL;
-    if (m.n_tok <= k->dot_tokens) {
+    if (m.n_tok <= k->dot_tokens(m.type)) {
       k->dot(&m);
       continue;
     }

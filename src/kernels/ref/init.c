@@ -4,9 +4,9 @@
 void sh_kernels_init_ref(sh_kernels *k) {
   *k = (sh_kernels){
       .name = "plain C",
-      .dot_tokens = 1,
       .dequant = sh_kern_dequant_ref,
       .dot = sh_kern_dot_ref,
+      .dot_tokens = sh_kern_dot_tokens_ref,
       .gemm = sh_kern_gemm_ref,
       .pack = sh_kern_pack_ref,
       .pack_floats = sh_kern_pack_floats_ref,

@@ -7,6 +7,7 @@
 
 sh_k_dequant sh_kern_dequant_ref;
 sh_k_dot sh_kern_dot_ref;
+sh_k_dot_tokens sh_kern_dot_tokens_ref;
 sh_k_gemm sh_kern_gemm_ref;
 sh_k_pack sh_kern_pack_ref;
 sh_k_pack_floats sh_kern_pack_floats_ref;

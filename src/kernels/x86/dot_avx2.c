@@ -11,10 +11,10 @@
 
 #include <math.h>
 
-enum { MAX_T = 6 };
+enum { MAX_T = 4 };
 
 /* Weight rows per tile for T activation rows: R * T accumulators of the 16 registers. */
-#define ROWS_OF(T) ((T) == 1 ? 8 : (T) <= 3 ? 4 : (T) == 4 ? 3 : 2)
+#define ROWS_OF(T) ((T) <= 3 ? 4 : 3)
 
 void sh_kern_put_avx2(const sh_mm *a, int t, int r, float v) {
   if (a->bias) v += a->bias[r];
@@ -26,6 +26,7 @@ typedef struct tile {
   const uint8_t *w[8]; /* R rows; rows past the end repeat the last one and are not stored */
   const float *x[MAX_T];
   int64_t k;
+  size_t row_len;      /* bytes of a row's weights */
   size_t ahead;        /* bytes from a row to the one R rows on */
 } tile;
 
@@ -52,10 +53,13 @@ SH_INLINE void step_row(const sh_dtype type, const tile *a, const int T, const u
 
 SH_INLINE void tile_q6_k(const tile *a, const int R, const int T, v8 *acc) {
   int64_t k = 0;
+  w_block_q6_k b[8];
   for (size_t off = 0; k < a->k; off += 210) {
-    float d[8];
-    for (int r = 0; r < R; r++) d[r] = w_scale_q6_k(a->w[r] + off);
-    for (int v = 0; v < 32; v++) STEP_VEC(w_vec_q6_k(a->w[r] + off, v, d[r]));
+    for (int r = 0; r < R; r++) {
+      w_open_q6_k(a->w[r] + off, &b[r]);
+      for (size_t i = 0; i < 210; i += 64) _mm_prefetch((const char *)a->w[r] + off + a->ahead + i, _MM_HINT_T0);
+    }
+    for (int v = 0; v < 32; v++) STEP_VEC(w_vec_q6_k(&b[r], v));
   }
 }
 
@@ -83,7 +87,7 @@ SH_INLINE void tile_sum(const sh_dtype type, const tile *a, const int R, const i
   int64_t k = 0;
   size_t off = 0;
   for (; k + 32 <= a->k; off += step) {
-    _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) _mm_prefetch((const char *)a->w[r] + off + a->ahead, _MM_HINT_T0);
+    _Pragma("GCC unroll 8") for (size_t i = 0; i < R * step; i += 64) _mm_prefetch((const char *)a->w[0] + a->ahead + off * R + i, _MM_HINT_T1);
     if (T > 1 && !w_has_blocks(type)) {
       w_block none = {.d = v8_zero(), .m = v8_zero()};
       STEP_VEC(w_vec(type, a->w[r] + off, 0, none));
@@ -101,7 +105,7 @@ SH_INLINE void tile_sum(const sh_dtype type, const tile *a, const int R, const i
 /* All weight rows of mm against activation rows [t0, t0 + T). */
 SH_INLINE void run_rows(const sh_dtype type, const int T, const sh_mm *mm, int t0, int r0, int r1) {
   const int R = ROWS_OF(T);
-  tile a = {.k = mm->k, .ahead = (size_t)R * mm->row_bytes};
+  tile a = {.k = mm->k, .row_len = (size_t)mm->k / 32 * w_step(type), .ahead = (size_t)R * mm->row_bytes};
   for (int t = 0; t < T; t++) a.x[t] = mm->x[t0 + t];
   for (int r = r0; r < r1; r += R) {
     for (int i = 0; i < R; i++) a.w[i] = mm->w + (size_t)(r + i < r1 ? r + i : r1 - 1) * mm->row_bytes;
@@ -127,9 +131,7 @@ typedef void rows_fn(const sh_mm *mm, int t0, int r0, int r1);
   INSTANCE(NAME, TYPE, 2)                                                                                                                  \
   INSTANCE(NAME, TYPE, 3)                                                                                                                  \
   INSTANCE(NAME, TYPE, 4)                                                                                                                  \
-  INSTANCE(NAME, TYPE, 5)                                                                                                                  \
-  INSTANCE(NAME, TYPE, 6)                                                                                                                  \
-  static rows_fn *const NAME[MAX_T + 1] = {NULL, NAME##_1, NAME##_2, NAME##_3, NAME##_4, NAME##_5, NAME##_6};
+  static rows_fn *const NAME[MAX_T + 1] = {NULL, NAME##_1, NAME##_2, NAME##_3, NAME##_4};
 
 INSTANCES(rows_f32, SH_F32)
 INSTANCES(rows_f16, SH_F16)
@@ -151,17 +153,19 @@ static rows_fn *const *instances_of(sh_dtype type) {
   }
 }
 
-/* Activation rows are taken in groups of at most six; a block of weight rows stays in L1 or L2 between the groups. */
+/* Activation rows are taken in groups of at most four; a block of weight rows stays in L1 or L2 between the groups. */
 void sh_kern_dot_avx2(const sh_mm *a) {
-  enum { BLOCK = 24 }; /* a multiple of every ROWS_OF, so that only the last block has repeated rows */
+  enum { BLOCK = 12 }; /* a multiple of every ROWS_OF, so that only the last block has repeated rows */
   rows_fn *const *fn = instances_of(a->type);
   for (int r = 0; r < a->n_rows; r += BLOCK) {
     int r1 = r + BLOCK < a->n_rows ? r + BLOCK : a->n_rows;
     for (int t = 0; t < a->n_tok;) {
       int left = a->n_tok - t, groups = (left + MAX_T - 1) / MAX_T, n = (left + groups - 1) / groups;
-      if (left == 7 || left == 8) n = 4;
       fn[n](a, t, r, r1);
       t += n;
     }
   }
 }
+
+/* Measured: dot converts weights once per four activation rows, which costs most where the conversion does. */
+int sh_kern_dot_tokens_avx2(sh_dtype type) { return type == SH_Q6_K ? 3 : w_has_blocks(type) ? 7 : 24; }

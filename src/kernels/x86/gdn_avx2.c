@@ -49,12 +49,24 @@ SH_INLINE void scan_update(const sh_gdn_scan *a, const scan_step *st, const v8 *
   }
 }
 
+/* The rows of the token after next: in a batch they lie further apart than the hardware looks ahead. */
+SH_INLINE void scan_ahead(const sh_gdn_scan *a, int t) {
+  if (t >= a->n_tok) return;
+  int64_t at = t * a->qkv_stride;
+  for (int i = 0; i < a->k_dim; i += 16) {
+    _mm_prefetch((const char *)(a->q + at + i), _MM_HINT_T0);
+    _mm_prefetch((const char *)(a->k + at + i), _MM_HINT_T0);
+  }
+  for (int i = 0; i < a->n_cols; i += 16) _mm_prefetch((const char *)(a->v + at + i), _MM_HINT_T0);
+}
+
 SH_INLINE void scan(const sh_gdn_scan *a, const int nv, const int last) {
   v8 sum[4], u[4], out[4];
   scan_read(a, a->k, nv, last, sum);
   for (int t = 0; t < a->n_tok; t++) {
     int64_t at = t * a->qkv_stride, next = t + 1 < a->n_tok ? at + a->qkv_stride : at; /* the last token's sums are not used */
     scan_step st = {.q = a->q + at, .k = a->k + at, .next_k = a->k + next, .decay = a->decay[t * a->g_stride]};
+    scan_ahead(a, t + 2);
     v8 beta = v8_set(a->beta[t * a->g_stride]), g = v8_set(st.decay);
     _Pragma("GCC unroll 4") for (int v = 0; v < nv; v++)
         u[v] = _mm256_mul_ps(beta, _mm256_fnmadd_ps(g, sum[v], load_cols(a->v + at, v, nv, last)));
@@ -78,34 +90,40 @@ void sh_kern_gdn_scan_avx2(const sh_gdn_scan *a) {
   }
 }
 
-/* --- Convolution of eight channels: the last width - 1 inputs live in an array that the tokens shift through. */
+/* --- Convolution of a strip. A token's row of the strip is contiguous, so tokens are the outer loop; the inputs that later tokens need are kept aside, since their
+ * rows are overwritten by the outputs. */
 
-SH_INLINE void conv8(float *x, int64_t x_stride, int n_tok, int n, const int width, const v8 *w, float *state, int64_t state_stride) {
-  v8 past[SH_CONV_MAX];
-  for (int j = 0; j < width - 1; j++) past[j] = v8_load_n(state + j * state_stride, n);
+/* out = SiLU(sum over j of past[j] taps[j] + x taps[width - 1]), eight channels at c of n. */
+SH_INLINE void conv8(float *x, float *const *past, const float *taps, const int width, int c, int n) {
+  v8 now = v8_load_n(x + c, n - c), y = v8_zero();
+  for (int j = 0; j < width - 1; j++) y = v8_fma(v8_load(past[j] + c), v8_load(taps + j * SH_CONV_STRIP + c), y);
+  y = v8_fma(now, v8_load(taps + (width - 1) * SH_CONV_STRIP + c), y);
+  if (width > 1) v8_store(past[0] + c, now); /* the oldest is not needed again: its place takes the newest */
+  v8_store_n(x + c, v8_silu(y), n - c);
+}
+
+SH_INLINE void conv_rows(float *x, int64_t x_stride, int n_tok, int n, const int width, const float *taps, float **past) {
   for (int t = 0; t < n_tok; t++, x += x_stride) {
-    v8 now = v8_load_n(x, n), y = v8_zero();
-    for (int j = 0; j < width - 1; j++) y = v8_fma(past[j], w[j], y);
-    y = v8_fma(now, w[width - 1], y);
-    v8_store_n(x, v8_silu(y), n);
+    if (t + 3 < n_tok) {
+      for (int c = 0; c < n; c += 16) _mm_prefetch((const char *)(x + 3 * x_stride + c), _MM_HINT_T0); /* rows lie further apart than the hardware looks */
+    }
+    for (int c = 0; c < n; c += 8) conv8(x, past, taps, width, c, n);
+    float *oldest = past[0];
     for (int j = 0; j + 2 < width; j++) past[j] = past[j + 1];
-    if (width > 1) past[width - 2] = now;
+    if (width > 1) past[width - 2] = oldest;
   }
-  for (int j = 0; j < width - 1; j++) v8_store_n(state + j * state_stride, past[j], n);
 }
 
 void sh_kern_conv_avx2(float *x, int64_t x_stride, int n_tok, int n, int width, const float *w, float *state, int64_t state_stride) {
-  for (int c = 0; c < n; c += 8) {
-    int m = n - c < 8 ? n - c : 8;
-    v8 taps[SH_CONV_MAX];
-    for (int j = 0; j < width; j++) {
-      float lane[8] = {0};
-      for (int i = 0; i < m; i++) lane[i] = w[(c + i) * width + j];
-      taps[j] = v8_load(lane);
-    }
-    if (width == 4)
-      conv8(x + c, x_stride, n_tok, m, 4, taps, state + c, state_stride);
-    else
-      conv8(x + c, x_stride, n_tok, m, width, taps, state + c, state_stride);
+  float taps[SH_CONV_MAX * SH_CONV_STRIP] = {0}, inputs[SH_CONV_MAX * SH_CONV_STRIP] = {0}, *past[SH_CONV_MAX];
+  for (int j = 0; j < width; j++) {
+    for (int c = 0; c < n; c++) taps[j * SH_CONV_STRIP + c] = w[c * width + j];
+    past[j] = inputs + j * SH_CONV_STRIP;
+    if (j + 1 < width) memcpy(past[j], state + j * state_stride, (size_t)n * sizeof *state);
   }
+  if (width == 4)
+    conv_rows(x, x_stride, n_tok, n, 4, taps, past);
+  else
+    conv_rows(x, x_stride, n_tok, n, width, taps, past);
+  for (int j = 0; j + 1 < width; j++) memcpy(state + j * state_stride, past[j], (size_t)n * sizeof *state);
 }

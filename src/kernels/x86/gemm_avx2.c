@@ -1,17 +1,21 @@
-/* Matrix products with many activation rows: prompts.
+/* Matrix products with many activation rows: prompts and larger batches.
  *
- * A block of 24 weight rows is expanded to float32 once, in panels of three rows; the activations come packed in panels of four. The inner kernel is
- * 4 x 3 outputs, twelve accumulators, over 256 values of k: seven loads for twelve fmas, both panels read in sequence. For k over 256 the twelve
- * accumulators (vectors, not sums) go through memory between blocks of k, so an output is still one chain of eight lanes along k, the one of dot_avx2.c.
- * The usual kernel with outputs in the lanes would need weights transposed, and a sum that a product with one row could not repeat at speed. */
+ * Weight rows are taken 24 at a time and expanded to float32 into a scratch, in panels of three rows; the activations come packed in panels of four. The
+ * inner kernel is 4 x 3 outputs, twelve accumulators, over 512 values of k: seven loads for twelve fmas, both panels read in sequence. Between blocks of k the
+ * accumulators (vectors, not sums) go through memory, so an output is one chain of eight lanes along k, the one of dot_avx2.c.
+ * With many activation rows whole weight rows are expanded and 16 activation rows at a time pass over them, accumulators in L1. With few, expanding would be a large share, so only 512
+ * values of k are expanded, stay near and are used by all activation rows before the next. Either way the weights that come next are prefetched between the inner
+ * kernels, which hides memory behind the products. The usual kernel with outputs in the lanes would need weights transposed, and a sum that a product
+ * with one row could not repeat at speed. */
 #include "kernels/x86/weights_avx2.h"
 #include "kernels/x86/x86.h"
 
 enum {
   T = SH_PACK_STEP,       /* activation rows of a panel */
   R = 3,                  /* weight rows of a panel */
-  KB = 32,                /* vectors of k of a block: 256 values; a panel pair is 4 + 3 KB, a block's panels fit L1 and L2 */
-  TB = 16,                /* activation rows of a block */
+  KB = 64,                /* vectors of k of a block: 512 values, whole blocks of every type */
+  TB = 4,                 /* activation panels that pass together over whole rows */
+  FEW = 64,               /* up to this many activation rows weights are expanded by blocks of k */
   NP = SH_GEMM_ROWS / R,  /* weight panels of a block */
 };
 
@@ -36,8 +40,9 @@ SH_INLINE void expand_type(const sh_dtype type, const uint8_t *p, int64_t k, flo
 
 static void expand_q6_k(const uint8_t *p, int64_t k, float *out, int64_t stride) {
   for (int64_t i = 0; i * 8 < k; i += 32, p += 210) {
-    float d = w_scale_q6_k(p);
-    for (int v = 0; v < 32; v++) v8_store(out + 8 * stride * (i + v), w_vec_q6_k(p, v, d));
+    w_block_q6_k b;
+    w_open_q6_k(p, &b);
+    for (int v = 0; v < 32; v++) v8_store(out + 8 * stride * (i + v), w_vec_q6_k(&b, v));
   }
 }
 
@@ -54,12 +59,16 @@ static void expand(sh_dtype type, const uint8_t *p, int64_t k, float *out, int64
   }
 }
 
+/* Bytes of the first k weights of a row. */
+static size_t offset_of(sh_dtype type, int64_t k) {
+  return type == SH_Q6_K ? (size_t)k / 256 * 210 : w_has_blocks(type) ? (size_t)k / 32 * w_step(type) : (size_t)k * (type == SH_F32 ? 4 : 2);
+}
+
 void sh_kern_dequant_avx2(sh_dtype type, const uint8_t *row, int64_t k0, int64_t n, float *y) {
-  size_t off = type == SH_Q6_K ? (size_t)k0 / 256 * 210 : w_has_blocks(type) ? (size_t)k0 / 32 * w_step(type) : (size_t)k0 * (type == SH_F32 ? 4 : 2);
   int64_t whole = n & ~(int64_t)7;
-  expand(type, row + off, whole, y, 1);
+  expand(type, row + offset_of(type, k0), whole, y, 1);
   if (whole == n) return;
-  v8 last = w_tail(type, row + off + (size_t)whole * (type == SH_F32 ? 4 : 2), (int)(n - whole));
+  v8 last = w_tail(type, row + offset_of(type, k0 + whole), (int)(n - whole));
   v8_store_n(y + whole, last, (int)(n - whole));
 }
 
@@ -104,45 +113,118 @@ static void panel_step(const float *x, const float *w, int64_t n, bool first, fl
   FOR_ALL(STORE)
 }
 
-/* Sums of a panel pair's accumulators into the outputs that exist. */
-static void panel_put(const sh_mm *a, const float *acc, int t0, int r0) {
-  for (int t = 0; t < T && t0 + t < a->n_tok; t++) {
-    const float *p = acc + 8 * R * t;
-    float sum[4];
-    _mm_storeu_ps(sum, v8_sum4(v8_load(p), v8_load(p + 8), v8_load(p + 16), v8_zero()));
-    for (int r = 0; r < R && r0 + r < a->n_rows; r++) sh_kern_put_avx2(a, t0 + t, r0 + r, sum[r]);
+/* Values [k0, k0 + n) of weight rows [r0, r0 + rows) as panels [panel][vector][3][8] of nv vectors; rows past the end repeat the last one. */
+static void expand_panels(const sh_mm *a, int r0, int rows, int64_t k0, int64_t n, int64_t nv, float *out) {
+  size_t off = offset_of(a->type, k0);
+  for (int r = 0; r < rows; r++) {
+    const uint8_t *row = a->w + (size_t)(r0 + r < a->n_rows ? r0 + r : a->n_rows - 1) * a->row_bytes + off;
+    expand(a->type, row, n, out + (r / R * nv * R + r % R) * 8, R);
   }
 }
 
-/* Weight rows [r0, r0 + n) as panels [panel][vector][3][8]. */
-static void expand_panels(const sh_mm *a, int r0, int n, float *out) {
-  int64_t nv = vectors(a->k);
-  for (int r = 0; r < n; r++) {
-    const uint8_t *row = a->w + (size_t)(r0 + r < a->n_rows ? r0 + r : a->n_rows - 1) * a->row_bytes;
-    expand(a->type, row, a->k, out + r / R * nv * 8 * R + r % R * 8, R);
-  }
+/* Bytes of the weight rows that come next, asked for a few lines at a time and in the order of memory: all at once they would fill the queues and hold up the
+ * products, and in the order of use (pieces of rows) memory delivers half as fast. */
+typedef struct ahead {
+  const uint8_t *p, *end;
+  size_t per_step; /* bytes */
+} ahead;
+
+static ahead ahead_of(const sh_mm *a, int r0, int rows, int64_t steps) {
+  if (r0 >= a->n_rows) return (ahead){0};
+  if (rows > a->n_rows - r0) rows = a->n_rows - r0;
+  const uint8_t *p = a->w + (size_t)r0 * a->row_bytes;
+  size_t len = (size_t)(rows - 1) * a->row_bytes + offset_of(a->type, a->k);
+  return (ahead){.p = p, .end = p + len, .per_step = (len / 64 / (size_t)steps + 1) * 64};
 }
 
-size_t sh_kern_gemm_floats_avx2(int64_t k) { return (size_t)SH_GEMM_ROWS * (size_t)vectors(k) * 8; }
+SH_INLINE void ahead_step(ahead *h) {
+  const uint8_t *stop = h->per_step < (size_t)(h->end - h->p) ? h->p + h->per_step : h->end;
+  for (; h->p < stop; h->p += 64) _mm_prefetch((const char *)h->p, _MM_HINT_T1);
+  h->p = stop;
+}
 
-void sh_kern_gemm_avx2(const sh_mm *a) {
+/* The weights at hand: np panels of values [k0, k0 + 8 n) of rows r0.., as expand_panels left them. */
+typedef struct chunk {
+  const float *w;
+  int r0, np;
+  int64_t v0, n; /* vectors */
+} chunk;
+
+/* Activation panels [t0, t1) over the chunk; acc [t1 - t0][NP][12][8]. */
+static void run_panels(const sh_mm *a, const chunk *c, int t0, int t1, float *acc, ahead *next) {
   int64_t nv = vectors(a->k);
-  float acc[NP * (TB / T) * T * R * 8] __attribute__((aligned(64)));
-  for (int r0 = 0; r0 < a->n_rows; r0 += SH_GEMM_ROWS) {
-    int rows = a->n_rows - r0 < SH_GEMM_ROWS ? a->n_rows - r0 : SH_GEMM_ROWS, np = (rows + R - 1) / R;
-    expand_panels(a, r0, np * R, a->scratch);
-    for (int t0 = 0; t0 < a->n_tok; t0 += TB) {
-      int tp = ((a->n_tok - t0 < TB ? a->n_tok - t0 : TB) + T - 1) / T;
-      for (int64_t v = 0; v < nv; v += KB) {
-        int64_t n = nv - v < KB ? nv - v : KB;
-        for (int p = 0; p < np; p++) {
-          for (int t = 0; t < tp; t++)
-            panel_step(a->packed + (t0 / T + t) * nv * 8 * T + v * 8 * T, a->scratch + p * nv * 8 * R + v * 8 * R, n, v == 0, acc + (p * TB / T + t) * T * R * 8);
-        }
-      }
-      for (int p = 0; p < np; p++) {
-        for (int t = 0; t < tp; t++) panel_put(a, acc + (p * TB / T + t) * T * R * 8, t0 + t * T, r0 + p * R);
+  for (int64_t v = 0; v < c->n; v += KB) {
+    int64_t n = c->n - v < KB ? c->n - v : KB;
+    for (int t = t0; t < t1; t++) {
+      for (int p = 0; p < c->np; p++) {
+        panel_step(a->packed + (t * nv + c->v0 + v) * 8 * T, c->w + (p * c->n + v) * 8 * R, n, c->v0 + v == 0, acc + ((t - t0) * NP + p) * T * R * 8);
+        ahead_step(next);
       }
     }
+  }
+}
+
+/* Eight outputs of one activation row: what sh_kern_put_avx2 does to one. */
+static void put8(const sh_mm *a, int t, int r, v8 v) {
+  if (a->n_rows - r < 8) {
+    float sum[8];
+    v8_store(sum, v);
+    for (int i = 0; i < a->n_rows - r; i++) sh_kern_put_avx2(a, t, r + i, sum[i]);
+    return;
+  }
+  float *y = a->y[t] + a->y0 + r;
+  if (a->bias) v = _mm256_add_ps(v, v8_load(a->bias + r));
+  if (a->scale)
+    v = v8_fma(v8_set(a->scale[t]), v, v8_load(y));
+  else if (a->add)
+    v = _mm256_add_ps(v8_load(y), v);
+  v8_store(y, v);
+}
+
+/* The accumulators' sums into the outputs that exist. */
+static void put_panels(const sh_mm *a, const chunk *c, int t0, int t1, const float *acc) {
+  for (int t = t0 * T; t < t1 * T && t < a->n_tok; t++) {
+    const float *p = acc + ((t / T - t0) * NP * T + t % T) * R * 8;
+    for (int r = 0; r < c->np * R && c->r0 + r < a->n_rows; r += 8) {
+      v8 v[8];
+      for (int i = 0; i < 8; i++) v[i] = v8_load(p + ((r + i) / R * T * R + (r + i) % R) * 8);
+      put8(a, t, c->r0 + r, v8_sum8(v));
+    }
+  }
+}
+
+enum { ACC_FLOATS = FEW / T * NP * T * R * 8 };
+
+/* Scratch: accumulators, then the expanded weights. */
+size_t sh_kern_gemm_floats_avx2(int64_t k) { return ACC_FLOATS + (size_t)SH_GEMM_ROWS * (size_t)vectors(k) * 8; }
+
+/* Weight rows of a block: fewer when 24 of them would leave L2 no room for the next. */
+static int block_rows(const sh_mm *a, bool few) {
+  int rows = SH_GEMM_ROWS;
+  while (few && rows > 6 && (size_t)rows * a->row_bytes > 256 * 1024) rows /= 2;
+  return rows;
+}
+
+void sh_kern_gemm_avx2(const sh_mm *a) {
+  bool few = a->n_tok <= FEW;
+  float *acc = a->scratch, *w = acc + ACC_FLOATS;
+  int64_t nv = vectors(a->k), step = few && nv > KB ? KB : nv;
+  int tp = (a->n_tok + T - 1) / T, block = block_rows(a, few);
+  for (int r0 = 0; r0 < a->n_rows; r0 += block) {
+    int rows = a->n_rows - r0 < block ? a->n_rows - r0 : block;
+    chunk c = {.w = w, .r0 = r0, .np = (rows + R - 1) / R};
+    ahead next = ahead_of(a, r0 + block, block, (int64_t)tp * c.np * ((nv + KB - 1) / KB));
+    for (c.v0 = 0; c.v0 < nv; c.v0 += step) {
+      c.n = nv - c.v0 < step ? nv - c.v0 : step;
+      int64_t n = a->k - c.v0 * 8 < c.n * 8 ? a->k - c.v0 * 8 : c.n * 8;
+      expand_panels(a, r0, c.np * R, c.v0 * 8, n, c.n, w);
+      if (few) run_panels(a, &c, 0, tp, acc, &next);
+      for (int t = 0; !few && t < tp; t += TB) {
+        int t1 = t + TB < tp ? t + TB : tp;
+        run_panels(a, &c, t, t1, acc, &next);
+        put_panels(a, &c, t, t1, acc);
+      }
+    }
+    if (few) put_panels(a, &c, 0, tp, acc);
   }
 }

@@ -4,9 +4,9 @@
 void sh_kernels_init_x86(sh_kernels *k, unsigned flags) {
   if (!(flags & SH_CPU_AVX2)) return;
   k->name = "AVX2+FMA";
-  k->dot_tokens = 8;
   k->dequant = sh_kern_dequant_avx2;
   k->dot = sh_kern_dot_avx2;
+  k->dot_tokens = sh_kern_dot_tokens_avx2;
   k->gemm = sh_kern_gemm_avx2;
   k->pack = sh_kern_pack_avx2;
   k->pack_floats = sh_kern_pack_floats_avx2;

@@ -33,6 +33,12 @@ SH_INLINE __m128 v8_sum4(v8 a, v8 b, v8 c, v8 d) {
   v8 s = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
   return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
 }
+/* The same of eight vectors. */
+SH_INLINE v8 v8_sum8(const v8 *p) {
+  v8 s = _mm256_hadd_ps(_mm256_hadd_ps(p[0], p[1]), _mm256_hadd_ps(p[2], p[3]));
+  v8 t = _mm256_hadd_ps(_mm256_hadd_ps(p[4], p[5]), _mm256_hadd_ps(p[6], p[7]));
+  return _mm256_add_ps(_mm256_permute2f128_ps(s, t, 0x20), _mm256_permute2f128_ps(s, t, 0x31));
+}
 SH_INLINE float v8_sum(v8 a) { return _mm_cvtss_f32(v8_sum4(a, a, a, a)); }
 
 SH_INLINE float v8_max(v8 a) {

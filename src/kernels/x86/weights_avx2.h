@@ -56,18 +56,35 @@ SH_INLINE v8 w_tail(sh_dtype type, const uint8_t *p, int n) {
   return w_vec(type, pad, 0, (w_block){.d = v8_zero(), .m = v8_zero()});
 }
 
-/* Vector v (0..31) of the 256 weights at p; layout in formats/dequant.c. */
-SH_INLINE v8 w_vec_q6_k(const uint8_t *p, int v, float d) {
-  int half = v / 16, run = v / 4 % 4, at = 8 * (v % 4);
-  __m256i lo = _mm256_cvtepu8_epi32(w_bytes8(p + 64 * half + 32 * (run & 1) + at));
-  lo = run < 2 ? _mm256_and_si256(lo, _mm256_set1_epi32(15)) : _mm256_srli_epi32(lo, 4);
-  __m256i hi = _mm256_srl_epi32(_mm256_cvtepu8_epi32(w_bytes8(p + 128 + 32 * half + at)), _mm_cvtsi32_si128(2 * run));
-  __m256i q = _mm256_or_si256(lo, _mm256_slli_epi32(_mm256_and_si256(hi, _mm256_set1_epi32(3)), 4));
-  float scale = d * (float)(int8_t)p[192 + 8 * half + 2 * run + at / 16];
-  return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(q, _mm256_set1_epi32(32))), v8_set(scale));
+/* A block of 256 weights with its integers put together (q - 32, a byte each) and its sixteen scales multiplied out; layout in formats/dequant.c. */
+typedef struct w_block_q6_k {
+  int8_t q[256];
+  float scale[16]; /* of sixteen weights each */
+} w_block_q6_k;
+
+SH_INLINE void w_open_q6_k(const uint8_t *p, w_block_q6_k *b) {
+  v8 d = w_scale(p + 208);
+  for (int i = 0; i < 2; i++) v8_store(b->scale + 8 * i, _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(w_bytes8(p + 192 + 8 * i)))));
+  const __m256i low4 = _mm256_set1_epi8(15), bits45 = _mm256_set1_epi8(0x30), bias = _mm256_set1_epi8(32);
+  for (int half = 0; half < 2; half++) {
+    const __m256i *at = (const __m256i *)(const void *)(p + 64 * half);
+    __m256i a = _mm256_loadu_si256(at), c = _mm256_loadu_si256(at + 1), h = _mm256_loadu_si256((const __m256i *)(const void *)(p + 128 + 32 * half));
+    /* runs 0..3: a low, c low, a high, c high; their bits 4 and 5 are bits 0-1, 2-3, 4-5, 6-7 of h */
+    __m256i q[4] = {
+        _mm256_or_si256(_mm256_and_si256(a, low4), _mm256_and_si256(_mm256_slli_epi16(h, 4), bits45)),
+        _mm256_or_si256(_mm256_and_si256(c, low4), _mm256_and_si256(_mm256_slli_epi16(h, 2), bits45)),
+        _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(a, 4), low4), _mm256_and_si256(h, bits45)),
+        _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(c, 4), low4), _mm256_and_si256(_mm256_srli_epi16(h, 2), bits45)),
+    };
+    for (int run = 0; run < 4; run++) _mm256_storeu_si256((__m256i *)(void *)(b->q + 128 * half + 32 * run), _mm256_sub_epi8(q[run], bias));
+  }
 }
 
-SH_INLINE float w_scale_q6_k(const uint8_t *p) { return _mm256_cvtss_f32(w_scale(p + 208)); }
+/* Vector v (0..31). */
+SH_INLINE v8 w_vec_q6_k(const w_block_q6_k *b, int v) {
+  __m256i q = _mm256_cvtepi8_epi32(w_bytes8((const uint8_t *)b->q + 8 * v));
+  return _mm256_mul_ps(_mm256_cvtepi32_ps(q), _mm256_broadcast_ss(b->scale + v / 2));
+}
 
 #endif
 #endif

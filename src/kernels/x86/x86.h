@@ -6,6 +6,7 @@
 
 sh_k_dequant sh_kern_dequant_avx2;
 sh_k_dot sh_kern_dot_avx2;
+sh_k_dot_tokens sh_kern_dot_tokens_avx2;
 sh_k_gemm sh_kern_gemm_avx2;
 sh_k_pack sh_kern_pack_avx2;
 sh_k_pack_floats sh_kern_pack_floats_avx2;

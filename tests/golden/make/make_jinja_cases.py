@@ -227,6 +227,13 @@ l[1:none]
 (1, 2, 3)[1:]
 range(10)[2:8:3]
 range(5)[1]
+range(1, 9, 3)[::2]
+range(9)[::-2]
+range(1, 9, 3).index(4)
+range(3).count(1)
+'x' % range(3)
+d is filter
+big|abs
 range(5)
 range(0, 10, 3)
 range(3)|list
@@ -567,6 +574,9 @@ users|sort(attribute='age,name')|map(attribute='name')|list
 users|sort(attribute='age', reverse=true)|map(attribute='name')|list
 [1, 'a']|sort
 d|sort
+ls|sort(attribute='nope')
+[none, none]|sort
+[none, 1]|sort
 d|dictsort
 d|dictsort(true)
 d|dictsort(by='value')
