@@ -52,6 +52,10 @@ typedef struct sh_cli_parse {
 } sh_cli_parse;
 int sh_cli_options(const sh_cli_parse *p, int argc, char **argv, const char **model, bool *done);
 
+/* The path of the model a user named: a file or folder of that name, else what `sheng pull` stored under it. *path: allocated (sh_free).
+ * Returns an exit status, after an error was printed. */
+int sh_cli_find_model(const char *command, const char *model, char **path);
+
 /* The docs page docs/options.md: every command and every option, from the tables. */
 int sh_cli_markdown(sh_buf *out);
 

@@ -17,8 +17,8 @@ static const struct {
   const char *name;
   size_t offset;
 } rows[] = {
-    ROW(global_init),      ROW(easy_init),     ROW(easy_cleanup),   ROW(easy_reset), ROW(easy_setopt),   ROW(easy_getinfo),
-    ROW(easy_strerror),    ROW(slist_append),  ROW(slist_free_all), ROW(multi_init), ROW(multi_cleanup), ROW(multi_add_handle),
+    ROW(global_init),         ROW(easy_init),     ROW(easy_cleanup),   ROW(easy_reset),      ROW(easy_setopt),   ROW(easy_getinfo),
+    ROW(easy_strerror),       ROW(slist_append),  ROW(slist_free_all), ROW(multi_init),      ROW(multi_cleanup), ROW(multi_add_handle),
     ROW(multi_remove_handle), ROW(multi_perform), ROW(multi_wait),     ROW(multi_info_read),
 };
 
@@ -37,10 +37,11 @@ int sh_curl_load(const char *path, const sh_curl_api **out, sh_error *e) {
   if (loaded) return SH_OK;
   void *lib = open_any(path);
   if (!lib)
-    return sh_fail(e, SH_ERR_UNSUPPORTED,
-                   "downloading needs libcurl, and it cannot be opened (%s); install it with `apt-get install libcurl4` (Debian, Ubuntu) or "
-                   "`dnf install libcurl` (openEuler, Kylin, Fedora)",
-                   dlerror());
+    return sh_fail(
+        e, SH_ERR_UNSUPPORTED,
+        "downloading needs libcurl, and it cannot be opened (%s); install it with `apt-get install libcurl4` (Debian, Ubuntu) or "
+        "`dnf install libcurl` (openEuler, Kylin, Fedora)",
+        dlerror());
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     void *p = dlsym(lib, rows[i].name);
     if (!p) {

@@ -8,15 +8,15 @@
 #include <signal.h>
 
 typedef struct sh_fetch_config {
-  const char *endpoint;  /* base URL of the hub: only its scheme, host and port are shown the token */
-  const char *token;     /* NULL: none */
-  const char *libcurl;   /* file to open, NULL: the system's */
-  const char *ca_file;   /* certificates to trust, NULL: libcurl's own */
-  bool session_cookie;   /* the token goes as the cookie m_session_id too (ModelScope) */
-  int stall_s;           /* seconds without noticeable progress after which a connection is given up */
-  int retries;           /* tries after the first, of sh_fetch_text */
+  const char *endpoint;              /* base URL of the hub: only its scheme, host and port are shown the token */
+  const char *token;                 /* NULL: none */
+  const char *libcurl;               /* file to open, NULL: the system's */
+  const char *ca_file;               /* certificates to trust, NULL: libcurl's own */
+  bool session_cookie;               /* the token goes as the cookie m_session_id too (ModelScope) */
+  int stall_s;                       /* seconds without noticeable progress after which a connection is given up */
+  int retries;                       /* tries after the first, of sh_fetch_text */
   const volatile sig_atomic_t *stop; /* set by a signal handler; NULL: never */
-} sh_fetch_config;         /* strings borrowed for the life of the sh_fetch */
+} sh_fetch_config;                   /* strings borrowed for the life of the sh_fetch */
 
 typedef struct sh_fetch sh_fetch;
 int sh_fetch_open(sh_fetch **out, const sh_fetch_config *c, sh_error *e);
@@ -33,21 +33,21 @@ typedef enum sh_xfer_end {
 typedef struct sh_xfer sh_xfer;
 struct sh_xfer {
   /* Set by the caller before the start; the rest zeroed. */
-  int64_t from, to; /* bytes wanted, `to` exclusive; to == 0: everything, without a Range header */
+  int64_t from, to;        /* bytes wanted, `to` exclusive; to == 0: everything, without a Range header */
   int (*head)(sh_xfer *x); /* the answer is 200 or 206 and its headers are here; before the first byte. NULL: none */
   int (*data)(sh_xfer *x, const char *p, size_t n);
   void *ctx;
   /* The answer, valid in the callbacks and after the end. Strings are cut to fit. */
-  long status;             /* HTTP; 0: none came */
-  int64_t length;          /* Content-Length, -1: not said */
-  int64_t range_from;      /* Content-Range, -1: not said */
-  int64_t range_total;     /* size of the whole file by Content-Range, -1: not said */
-  int64_t retry_after_s;   /* seconds the server asks to wait, -1: not said */
-  char etag[128];          /* without quotes and W/ */
-  char error_code[64];     /* X-Error-Code */
-  char message[256];       /* the server's own words about an error */
-  char *next_url;          /* Link: rel="next"; owned */
-  char *url;               /* where the answer came from, after redirects; owned */
+  long status;           /* HTTP; 0: none came */
+  int64_t length;        /* Content-Length, -1: not said */
+  int64_t range_from;    /* Content-Range, -1: not said */
+  int64_t range_total;   /* size of the whole file by Content-Range, -1: not said */
+  int64_t retry_after_s; /* seconds the server asks to wait, -1: not said */
+  char etag[128];        /* without quotes and W/ */
+  char error_code[64];   /* X-Error-Code */
+  char message[256];     /* the server's own words about an error */
+  char *next_url;        /* Link: rel="next"; owned */
+  char *url;             /* where the answer came from, after redirects; owned */
   bool redirected;
   sh_xfer_end end;
   sh_error error; /* a sentence unless end is OK; an aborting callback writes its own */

@@ -111,7 +111,8 @@ static int add_file(sh_hub_list *list, const sh_hub_file *file, const sh_json *p
   }
   sh_hub_file *to = &list->v[list->n];
   *to = *file;
-  if (!(to->path = sh_arena_strdup(list->arena, path->s, path->len))) return sh_fail(e, SH_ERR_NOMEM, "out of memory for the list of files");
+  if (!(to->path = sh_arena_strdup(list->arena, path->s, path->len)))
+    return sh_fail(e, SH_ERR_NOMEM, "out of memory for the list of files");
   list->n++;
   return SH_OK;
 }
@@ -337,7 +338,8 @@ static int walk(const sh_hub *h, sh_fetch *f, const char *name, const char *revi
     rc = url.failed ? sh_fail(e, SH_ERR_NOMEM, "out of memory") : call(h, f, url.p, name, revision, &body, NULL, e);
     if (rc == SH_OK) rc = sh_hub_read_page(h, body.p ? body.p : "", body.len, list, recursive ? NULL : &dirs, entries, e);
     if (rc == SH_OK && !recursive && h->kind == SH_HUB_MODELSCOPE && *entries >= MODELSCOPE_LIMIT)
-      rc = sh_fail(e, SH_ERR_LIMIT, "a folder of %s has %d entries or more, and ModelScope lists no more than that", name, MODELSCOPE_LIMIT);
+      rc =
+          sh_fail(e, SH_ERR_LIMIT, "a folder of %s has %d entries or more, and ModelScope lists no more than that", name, MODELSCOPE_LIMIT);
   }
   sh_free((void *)dirs.v);
   sh_buf_free(&url);
@@ -403,30 +405,36 @@ int sh_hub_explain(const sh_hub *h, const char *name, const char *revision, cons
   bool gated = strcmp(error_code, "GatedRepo") == 0;
   if (gated || status == 403) {
     if (h->token)
-      return sh_fail(e, SH_ERR_ARG, "%s does not let this token read %s%s; open %s and accept the terms there (or ask its owner for access) "
-                                    "with the account of %s, then run the same command again",
+      return sh_fail(e, SH_ERR_ARG,
+                     "%s does not let this token read %s%s; open %s and accept the terms there (or ask its owner for access) "
+                     "with the account of %s, then run the same command again",
                      h->label, name, said, page, h->token_var);
-    return sh_fail(e, SH_ERR_ARG, "%s gives %s only to accounts that have access%s; open %s, accept the terms, and put a token of that "
-                                  "account into %s",
+    return sh_fail(e, SH_ERR_ARG,
+                   "%s gives %s only to accounts that have access%s; open %s, accept the terms, and put a token of that "
+                   "account into %s",
                    h->label, name, said, page, h->token_var);
   }
   if (status == 401 && h->token)
-    return sh_fail(e, SH_ERR_ARG, "%s does not accept the token in %s, or %s does not exist%s; check the name at %s and make a new token with "
-                                  "read access",
+    return sh_fail(e, SH_ERR_ARG,
+                   "%s does not accept the token in %s, or %s does not exist%s; check the name at %s and make a new token with "
+                   "read access",
                    h->label, h->token_var, name, said, page);
   if (status == 401)
-    return sh_fail(e, SH_ERR_ARG, "%s says that %s does not exist or is private%s; check the spelling at %s, or put a token that may read it "
-                                  "into %s",
+    return sh_fail(e, SH_ERR_ARG,
+                   "%s says that %s does not exist or is private%s; check the spelling at %s, or put a token that may read it "
+                   "into %s",
                    h->label, name, said, page, h->token_var);
   if (status == 404 && strcmp(error_code, "RevisionNotFound") == 0)
-    return sh_fail(e, SH_ERR_NOT_FOUND, "%s has no revision '%s'%s; --revision takes a branch, a tag or a commit (usual is %s)", page, revision,
-                   said, h->main_revision);
+    return sh_fail(e, SH_ERR_NOT_FOUND, "%s has no revision '%s'%s; --revision takes a branch, a tag or a commit (usual is %s)", page,
+                   revision, said, h->main_revision);
   if (status == 404 && what)
-    return sh_fail(e, SH_ERR_NOT_FOUND, "%s lists %s but does not have it%s; the repository changed during the pull: run the same command again",
-                   page, what, said);
+    return sh_fail(e, SH_ERR_NOT_FOUND,
+                   "%s lists %s but does not have it%s; the repository changed during the pull: run the same command again", page, what,
+                   said);
   if (status == 404)
-    return sh_fail(e, SH_ERR_NOT_FOUND, "%s has no model %s, or not the revision '%s'%s; check the name at %s (private models need a token in "
-                                        "%s)",
+    return sh_fail(e, SH_ERR_NOT_FOUND,
+                   "%s has no model %s, or not the revision '%s'%s; check the name at %s (private models need a token in "
+                   "%s)",
                    h->label, name, revision, said, page, h->token_var);
   return sh_fail(e, SH_ERR_IO, "%s answered %ld%s for %s%s%s", h->label, status, said, name, what ? "/" : "", what ? what : "");
 }

@@ -63,14 +63,15 @@ static int choose_hub(const sh_pull_options *o, sh_hub *h, sh_error *e) {
     *h = (sh_hub){SH_HUB_HF, "the hub", from, NULL, o->hub_token, "SHENG_HUB_TOKEN", "main"};
     endpoint = from;
   } else {
-    return sh_fail(e, SH_ERR_ARG, "--from: found '%s', wanted huggingface, modelscope, modelers or the address of a hub (https://...)", from);
+    return sh_fail(e, SH_ERR_ARG, "--from: found '%s', wanted huggingface, modelscope, modelers or the address of a hub (https://...)",
+                   from);
   }
   size_t n = strlen(endpoint);
   while (n && endpoint[n - 1] == '/') n--;
   if (!(h->endpoint = sh_strndup(endpoint, n))) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
   if (!sh_url_same_origin(h->endpoint, h->endpoint) || strpbrk(h->endpoint, "?#"))
-    return sh_fail(e, SH_ERR_ARG, "'%s' is no address of a hub; it is written https://host or http://host:port (tokens go into %s)", endpoint,
-                   h->token_var);
+    return sh_fail(e, SH_ERR_ARG, "'%s' is no address of a hub; it is written https://host or http://host:port (tokens go into %s)",
+                   endpoint, h->token_var);
   for (const char *s = h->token ? h->token : ""; *s; s++)
     if (*s <= ' ' || *s == 0x7f) return sh_fail(e, SH_ERR_ARG, "the token in %s holds a blank or a line break", h->token_var);
   return SH_OK;
@@ -167,19 +168,21 @@ static int64_t free_bytes(const char *dir) {
 }
 
 static int print_plan(pull *p, sh_error *e) {
-  static const char *const states[] = {"", "is there, will be checked", "", "is there", ""};
+  static const char *const states[] = {"", "  (is there, will be checked)", "", "  (is there)", ""};
   char size[32], missing[32], room_text[32];
   int64_t room = free_bytes(p->dir);
   fprintf(stderr, "%s %s%s%.12s from %s\n", p->o->name, p->revision, p->list.commit[0] ? " = " : "", p->list.commit, p->hub.endpoint);
   for (int i = 0; i < p->n; i++)
-    fprintf(stderr, "  %10s  %s  %s\n", sh_format_size(p->jobs[i].f.remote->size, size), p->jobs[i].f.remote->path, states[p->jobs[i].f.state]);
+    fprintf(stderr, "  %10s  %s%s\n", sh_format_size(p->jobs[i].f.remote->size, size), p->jobs[i].f.remote->path,
+            states[p->jobs[i].f.state]);
   fprintf(stderr, "%d files, %s; to download: %d, %s", p->n, sh_format_size(p->total, size), p->n_missing,
           sh_format_size(p->missing, missing));
   if (room >= 0) fprintf(stderr, "; free: %s", sh_format_size(room, room_text));
   fprintf(stderr, "\ninto %s\n", p->dir);
   if (room < 0 || p->missing == 0 || room >= p->missing + SPARE_BYTES) return SH_OK;
-  return sh_fail(e, SH_ERR_LIMIT, "%s has %s free and %s are needed (and 64 MiB to spare); make room, or pull elsewhere with --local-dir or "
-                                  "SHENG_HOME",
+  return sh_fail(e, SH_ERR_LIMIT,
+                 "%s has %s free and %s are needed (and 64 MiB to spare); make room, or pull elsewhere with --local-dir or "
+                 "SHENG_HOME",
                  p->dir, room_text, missing);
 }
 
@@ -212,8 +215,8 @@ static int mark(pull *p, sh_error *e) {
 
 /* --- The end -------------------------------------------------------------------------------------------------------------------------- */
 
-/* Files of an earlier pull that the repository no longer has: a shard of another revision beside a new index would be served wrong. One that
- * was changed here since is somebody's own and stays. */
+/* Files of an earlier pull that the repository no longer has: a shard of another revision beside a new index would be served wrong. One
+ * that was changed here since is somebody's own and stays. */
 static void remove_gone(pull *p) {
   for (int i = 0; i < p->old.n; i++) {
     const sh_pull_entry *was = &p->old.v[i];
@@ -228,7 +231,8 @@ static void remove_gone(pull *p) {
 }
 
 static int write_manifest(pull *p, sh_error *e) {
-  sh_pull_manifest m = {.name = p->o->name, .hub = p->hub.id, .endpoint = p->hub.endpoint, .revision = p->revision, .commit = p->list.commit};
+  sh_pull_manifest m = {
+      .name = p->o->name, .hub = p->hub.id, .endpoint = p->hub.endpoint, .revision = p->revision, .commit = p->list.commit};
   if (!(m.v = sh_calloc((size_t)p->n + 1, sizeof *m.v))) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
   int rc = SH_OK;
   for (int i = 0; rc == SH_OK && i < p->n; i++) {
@@ -301,7 +305,8 @@ int sh_pull_run(const sh_pull_options *o, char **path, sh_error *e) {
   pull p = {.o = o, .lock_fd = -1};
   *path = NULL;
   if (!sh_hub_name_ok(o->name))
-    return sh_fail(e, SH_ERR_ARG, "'%s' is no name of a model; it is written OWNER/NAME, as on the hub's page (another hub: --from)", o->name);
+    return sh_fail(e, SH_ERR_ARG, "'%s' is no name of a model; it is written OWNER/NAME, as on the hub's page (another hub: --from)",
+                   o->name);
   stop = 0;
   catch_signals(was, true);
   int rc = run(&p, e);

@@ -37,7 +37,8 @@ static int fail_io(sh_error *e, const char *path, const char *what, int err) {
 
 static int set_parts(sh_pfile *f, int64_t part_size, sh_error *e) {
   int64_t n = f->remote->size ? (f->remote->size - 1) / part_size + 1 : 0;
-  if (n > MAX_PARTS) return sh_fail(e, SH_ERR_LIMIT, "%s: %lld parts are too many; take a larger --part-size", f->remote->path, (long long)n);
+  if (n > MAX_PARTS)
+    return sh_fail(e, SH_ERR_LIMIT, "%s: %lld parts are too many; take a larger --part-size", f->remote->path, (long long)n);
   sh_free(f->got);
   if (!(f->got = sh_calloc((size_t)n + 1, sizeof *f->got))) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
   f->part_size = part_size;
@@ -233,8 +234,7 @@ int sh_pfile_write(sh_pfile *f, int64_t at, const char *p, size_t n, sh_error *e
     if (stop > end) stop = end;
     f->got[part] = stop - part * f->part_size;
     /* starts the write-back, so that the sync before the rename finds little left to do */
-    if (f->got[part] == sh_pfile_part_len(f, part))
-      (void)sync_file_range(f->fd, part * f->part_size, f->got[part], SYNC_FILE_RANGE_WRITE);
+    if (f->got[part] == sh_pfile_part_len(f, part)) (void)sync_file_range(f->fd, part * f->part_size, f->got[part], SYNC_FILE_RANGE_WRITE);
     pos = stop;
   }
   return SH_OK;
@@ -271,7 +271,8 @@ int sh_pfile_hash(sh_pfile *f, int64_t budget, bool *more, sh_error *e) {
     ssize_t got = pread(f->fd, buf, want, (off_t)f->hashed);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) rc = fail_io(e, f->state == SH_PFILE_VERIFY ? f->final_path : f->part_path, "read it back", errno);
-    else if (got == 0) rc = sh_fail(e, SH_ERR_IO, "%s became shorter while it was checked; is something else writing there?", f->remote->path);
+    else if (got == 0)
+      rc = sh_fail(e, SH_ERR_IO, "%s became shorter while it was checked; is something else writing there?", f->remote->path);
     else {
       sh_sha_update(&f->private_sha, buf, (size_t)got);
       f->hashed += got;

@@ -21,9 +21,9 @@ typedef struct sh_pfile {
   int fd, journal_fd;                          /* -1: closed */
   int64_t part_size;                           /* bytes of a part, the last may be shorter */
   int n_parts;
-  int64_t *got;   /* [n_parts] bytes; owned */
-  char etag[128]; /* of the remote's bytes, when the hub gives no hash; "" unknown */
-  int64_t hashed; /* bytes */
+  int64_t *got;      /* [n_parts] bytes; owned */
+  char etag[128];    /* of the remote's bytes, when the hub gives no hash; "" unknown */
+  int64_t hashed;    /* bytes */
   int private_front; /* the first part that is not whole */
   bool private_hashing;
   sh_sha private_sha;
@@ -46,9 +46,9 @@ int sh_pfile_load(sh_pfile *f, sh_error *e);
 int sh_pfile_restart(sh_pfile *f, sh_error *e);
 
 int64_t sh_pfile_part_len(const sh_pfile *f, int part);
-int64_t sh_pfile_got(const sh_pfile *f); /* bytes present */
+int64_t sh_pfile_got(const sh_pfile *f);           /* bytes present */
 int sh_pfile_missing(const sh_pfile *f, int from); /* the first part >= from that is not whole; n_parts: none */
-bool sh_pfile_whole(const sh_pfile *f);  /* every byte is present */
+bool sh_pfile_whole(const sh_pfile *f);            /* every byte is present */
 /* Writes bytes at `at` = the end of what is present of their part; they may run on into the next parts. */
 int sh_pfile_write(sh_pfile *f, int64_t at, const char *p, size_t n, sh_error *e);
 int sh_pfile_set_etag(sh_pfile *f, const char *etag, sh_error *e);

@@ -29,9 +29,9 @@ typedef struct slot {
   int64_t pos, end; /* next byte to come, and the one after the last that is wanted */
   int64_t came;     /* bytes */
   int64_t start_ns;
-  bool stream;        /* the whole file over this connection, from a server without ranges */
-  bool from_storage;  /* the request went to the job's storage_url */
-  verdict verdict;    /* why a callback aborted */
+  bool stream;       /* the whole file over this connection, from a server without ranges */
+  bool from_storage; /* the request went to the job's storage_url */
+  verdict verdict;   /* why a callback aborted */
   struct loop *loop;
 } slot;
 
@@ -202,13 +202,15 @@ static int retry_later(loop *p, sh_pjob *j, const slot *s, const sh_error *why, 
   if (s->start_ns >= j->fail_ns) { /* else it failed together with one that is counted */
     j->attempts++;
     if (j->attempts > p->l->retries)
-      return sh_fail(p->e, why->code, "%s: %s; given up after %d tries without progress, what was downloaded is kept: run the same command "
-                                      "again to go on",
+      return sh_fail(p->e, why->code,
+                     "%s: %s; given up after %d tries without progress, what was downloaded is kept: run the same command "
+                     "again to go on",
                      path, why->text, j->attempts);
     int64_t wait = sh_fetch_backoff_ms(j->attempts, retry_after_s);
     j->fail_ns = now;
     j->not_before_ns = now + wait * 1000000;
-    sh_pshow_note(p->l->show, "%s: %s; trying again in %.1f s (%d of %d)", path, why->text, (double)wait / 1000, j->attempts, p->l->retries);
+    sh_pshow_note(p->l->show, "%s: %s; trying again in %.1f s (%d of %d)", path, why->text, (double)wait / 1000, j->attempts,
+                  p->l->retries);
   }
   if (retry_after_s > 0 && now + retry_after_s * 1000000000 > p->hold_until_ns) p->hold_until_ns = now + retry_after_s * 1000000000;
   if (j->ranges == SH_PRANGES_NO) return sh_pfile_restart(&j->f, p->e); /* nothing can go on in the middle */
@@ -234,8 +236,9 @@ static int spoiled(loop *p, sh_pjob *j, const char *why) {
   }
   unlink(j->f.part_path);
   unlink(j->f.journal_path);
-  return sh_fail(p->e, SH_ERR_FORMAT, "%s: %s, and so a second time; what came was deleted. The hub, or a mirror or proxy on the way, serves "
-                                      "wrong bytes: try later, without the proxy, or --from another hub",
+  return sh_fail(p->e, SH_ERR_FORMAT,
+                 "%s: %s, and so a second time; what came was deleted. The hub, or a mirror or proxy on the way, serves "
+                 "wrong bytes: try later, without the proxy, or --from another hub",
                  path, why);
 }
 

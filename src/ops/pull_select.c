@@ -1,8 +1,8 @@
 /* The choice of files. Pure but for the list of GGUF files it prints.
  *
- * Only files at the root are taken by default: folders of a repository hold other formats of the same weights (onnx/, original/, openvino/),
- * each as large as what is wanted. A GGUF repository's config.json is left out, as a folder with one is read as a Hugging Face folder.
- * Refused: choosing among quantizations for the user (a wrong guess costs tens of GB). */
+ * Only files at the root are taken by default: folders of a repository hold other formats of the same weights (onnx/, original/,
+ * openvino/), each as large as what is wanted. A GGUF repository's config.json is left out, as a folder with one is read as a Hugging Face
+ * folder. Refused: choosing among quantizations for the user (a wrong guess costs tens of GB). */
 #include "ops/pull_select.h"
 
 #include "base/text.h"
@@ -59,8 +59,9 @@ static int choose_gguf(const sh_hub_list *list, bool *chosen, FILE *say, sh_erro
     chosen[i] = true;
   }
   if (first >= 0) return SH_OK;
-  return sh_fail(e, SH_ERR_UNSUPPORTED, "the repository has no *.safetensors at its root and no *.gguf, which is what sheng reads (--include "
-                                        "PATTERN downloads other files)");
+  return sh_fail(e, SH_ERR_UNSUPPORTED,
+                 "the repository has no *.safetensors at its root and no *.gguf, which is what sheng reads (--include "
+                 "PATTERN downloads other files)");
 }
 
 /* Was a GGUF of this repository chosen before, by name? Then pulling again brings that one up to date. */

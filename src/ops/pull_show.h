@@ -14,7 +14,8 @@ typedef struct sh_pshow {
 void sh_pshow_init(sh_pshow *s);
 void sh_pshow_note(sh_pshow *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 bool sh_pshow_due(const sh_pshow *s); /* time for another sh_pshow_progress */
-/* what: the file in hand. done, total: bytes of the whole pull. received: bytes that came over the network in this process, for the speed. */
+/* what: the file in hand. done, total: bytes of the whole pull. received: bytes that came over the network in this process, for the speed.
+ */
 void sh_pshow_progress(sh_pshow *s, const char *what, int64_t done, int64_t total, int64_t received);
 void sh_pshow_end(sh_pshow *s); /* takes the bar away */
 

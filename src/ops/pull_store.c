@@ -113,7 +113,8 @@ static int take_manifest(const char *text, size_t n, sh_pull_manifest *m) {
     const sh_json *f = &files->items[i], *path = sh_json_get(f, "path");
     sh_pull_entry *to = &m->v[m->n];
     if (!sh_json_is(path, SH_JSON_STRING) || sh_hub_path_check(path->s, path->len)) continue;
-    if (sh_json_int(sh_json_get(f, "size"), &to->size) != SH_OK || sh_json_int(sh_json_get(f, "mtime_ns"), &to->mtime_ns) != SH_OK) continue;
+    if (sh_json_int(sh_json_get(f, "size"), &to->size) != SH_OK || sh_json_int(sh_json_get(f, "mtime_ns"), &to->mtime_ns) != SH_OK)
+      continue;
     snprintf(to->hash, sizeof to->hash, "%s", text_of(f, "hash"));
     to->path = path->s;
     m->n++;
@@ -300,8 +301,8 @@ static bool holds_files(const char *dir) {
   if (!d) return false;
   for (struct dirent *entry; !found && (entry = readdir(d));) {
     struct stat st;
-    found = (entry->d_name[0] != '.' || strcmp(entry->d_name, ".sheng-pull.json") == 0) &&
-            fstatat(dirfd(d), entry->d_name, &st, 0) == 0 && S_ISREG(st.st_mode);
+    found = (entry->d_name[0] != '.' || strcmp(entry->d_name, ".sheng-pull.json") == 0) && fstatat(dirfd(d), entry->d_name, &st, 0) == 0 &&
+            S_ISREG(st.st_mode);
   }
   closedir(d);
   return found;
@@ -320,7 +321,8 @@ int sh_pull_find(const char *name, char **path, sh_error *e) {
   }
   if (sh_dir_exists(dir)) rc = check_complete(dir, e);
   if (rc == SH_OK && !sh_file_exists(dir) && !holds_files(dir) && strcmp(dir, name) != 0)
-    rc = sh_fail(e, SH_ERR_NOT_FOUND, "%s is no file or folder here, and not in the store (%s); get it with `sheng pull %s`", name, dir, name);
+    rc = sh_fail(e, SH_ERR_NOT_FOUND, "%s is no file or folder here, and not in the store (%s); get it with `sheng pull %s`", name, dir,
+                 name);
   if (rc == SH_OK) *path = dir;
   else sh_free(dir);
   return rc;
