@@ -78,7 +78,7 @@ static void log_plan(const sh_engine *g) {
     sh_log(SH_LOG_INFO, "memory: up to %lld sequences at once: %lld of %lld tokens, or all %lld of %lld tokens", (long long)p->max_num_seqs,
            (long long)full, (long long)p->max_model_len, (long long)p->max_num_seqs, (long long)each);
   if (p->shortened)
-    sh_log(SH_LOG_WARN, "the context is %lld tokens, shortened from the model's %lld to fit in memory", (long long)p->max_model_len,
+    sh_log(SH_LOG_WARN, "the context is shortened to the %lld tokens that fit in memory (the model allows %lld)", (long long)p->max_model_len,
            (long long)p->model_max_len);
 }
 

@@ -131,6 +131,11 @@ class Server:
             return read_all(s)
 
 
+def small_limits():
+    """Memory limits around what the smallest model needs for its fixed parts."""
+    return [f"{kib}KiB" for kib in range(21 << 10, 28 << 10, 256)]
+
+
 def read_all(s):
     out = b""
     while True:
