@@ -3,15 +3,12 @@
 
     tests/pull/test_pull.py [NAME...]      SHENG_BIN: the program (default ./sheng). Also runs under pytest. Loopback only.
 """
-import fcntl
-import hashlib
 import json
 import os
 import pathlib
 import pty
 import random
 import resource
-import select
 import shutil
 import signal
 import ssl
@@ -21,6 +18,7 @@ import tempfile
 import threading
 import time
 import unittest
+import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from hub import COMMIT, Fault, Hub  # noqa: E402
@@ -65,7 +63,7 @@ class PullTest(unittest.TestCase):
         return subprocess.Popen(self.args(*more), env=self.env(**env), cwd=self.tmp, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def find(self, name, **env):
-        """What `sheng inspect`-like commands make of a name: the path that is served, or the error. tokenize opens the tokenizer only."""
+        """Opens the tokenizer of a model by name."""
         return subprocess.run([BIN, "tokenize", name], env=self.env(**env), cwd=self.tmp, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
 
     @property
@@ -756,18 +754,41 @@ class Cuts(PullTest):
 
 
 class Finding(PullTest):
-    def test_a_pulled_model_is_found_by_its_name(self):
-        self.hub.files["tokenizer.json"] = b"{}"
+    MODEL = ROOT / "tests/golden/models/dense-small"
+
+    def golden(self):
+        """The hub has a real small model in place of the made-up one."""
+        self.hub.files, self.hub.lfs = {}, set()
+        for f in self.MODEL.iterdir():
+            self.hub.add(f.name, f.read_bytes())
+
+    def test_a_pulled_model_is_served_under_its_name(self):
+        self.golden()
         self.pull()
-        p = self.find("org/model")
-        self.assertIn(str(self.dir), p.stderr)  # the tokenizer is none, and the message names the file in the store
+        p = subprocess.Popen([BIN, "serve", "org/model", "--port", "0", "--host", "127.0.0.1"], env=self.env(), cwd=self.tmp, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True)
+        self.addCleanup(p.kill)
+        line = p.stdout.readline()
+        url = line.split()[-1] if line else self.fail(p.stderr.read())
+        with urllib.request.urlopen(url + "/v1/models", timeout=30) as r:
+            models = json.load(r)
+        self.assertEqual([m["id"] for m in models["data"]], ["org/model"])
+        p.terminate()
+        p.communicate(timeout=30)
+
+    def test_a_pulled_tokenizer_is_found_by_its_name(self):
+        self.hub.files = {f.name: f.read_bytes() for f in (ROOT / "tests/golden/models/dense-real").iterdir() if f.name.startswith("tokenizer")}
+        self.pull("--include", "tokenizer*")
+        p = subprocess.run([BIN, "tokenize", "org/model"], env=self.env(), cwd=self.tmp, input='{"text": "hello"}\n', capture_output=True, text=True, timeout=60)
+        self.assertEqual(p.returncode, 0, p.stderr)
+        self.assertTrue(json.loads(p.stdout)["ids"])
 
     def test_a_path_wins_over_the_store(self):
-        self.hub.files["tokenizer.json"] = b"{}"
-        self.pull()
+        self.hub.files = {f.name: f.read_bytes() for f in (ROOT / "tests/golden/models/dense-real").iterdir() if f.name.startswith("tokenizer")}
+        self.pull("--include", "*")
+        self.assertEqual(self.find("org/model").returncode, 0)
         (self.tmp / "org/model").mkdir(parents=True)
-        p = self.find("org/model")
-        self.assertNotIn(str(self.dir), p.stderr)
+        self.assertEqual(self.find("org/model").returncode, 1)
 
     def test_a_cut_pull_is_reported_with_the_command_that_goes_on(self):
         self.hub.rate = 100_000
