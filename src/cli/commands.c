@@ -79,6 +79,7 @@ int sh_cmd_help(int argc, char **argv) {
   }
   printf("sheng %s: serves Qwen3.5 models\n\n", SHENG_VERSION);
   for (const sh_cli_command *c = sh_cli_commands; c->name; c++) printf("  sheng %-10s %-38s %s\n", c->name, c->args, c->line);
-  printf("\nMODEL is a Hugging Face folder, a .gguf file or the name of a pulled model. `sheng COMMAND --help` lists a command's options.\n");
+  printf("\nMODEL is a Hugging Face folder, a .gguf file or the name of a pulled model. `sheng COMMAND --help` lists a command's "
+         "options.\n");
   return SH_EXIT_OK;
 }

@@ -177,8 +177,8 @@ static size_t on_header(char *p, size_t size, size_t count, void *ctx) {
     if (len > 1 && v[0] == '"' && v[len - 1] == '"') v++, len -= 2;
     copy_text(x->etag, sizeof x->etag, v, len);
   } else if (header_is(p, n, "RateLimit", &v, &len) && x->retry_after_s < 0) {
-    const char *t = memmem(v, len, ";t=", 3); /* "api";r=0;t=55 */
-    if (t) x->retry_after_s = digits(t + 3, (size_t)(v + len - t - 3), &used);
+    const char *none = memmem(v, len, ";r=0;", 5), *t = memmem(v, len, ";t=", 3); /* "api";r=0;t=55: none left for 55 s */
+    if (none && t) x->retry_after_s = digits(t + 3, (size_t)(v + len - t - 3), &used);
   }
   return n;
 }
@@ -290,6 +290,13 @@ void sh_xfer_stop(sh_xfer *x) {
 
 /* --- The end of a transfer ------------------------------------------------------------------------------------------------------------ */
 
+/* An address without its query, which may be a signature that is as good as a token. */
+static const char *shown(const char *url, char out[200]) {
+  size_t n = strcspn(url, "?#");
+  copy_text(out, 200, url, n);
+  return out;
+}
+
 static sh_xfer_end finish(sh_xfer *x, sh_xfer_end end, int code, const char *what, const char *detail) {
   sh_fail(&x->error, code, "%s%s%s", what, detail[0] ? ": " : "", detail);
   return end;
@@ -298,14 +305,16 @@ static sh_xfer_end finish(sh_xfer *x, sh_xfer_end end, int code, const char *wha
 /* Follows a redirect: true when the transfer goes on. */
 static bool follow(sh_fetch *f, sh_xfer *x) {
   const char *to = NULL;
+  char text[200];
   f->curl->easy_getinfo(x->private_easy, SH_CURL_INFO_REDIRECT_URL, &to);
   origin was, will;
   if (!to || !*to) x->end = finish(x, SH_XFER_FAILED, SH_ERR_FORMAT, "a redirect without an address", "");
-  else if (++x->private_hops > MAX_HOPS) x->end = finish(x, SH_XFER_FAILED, SH_ERR_LIMIT, "more than 8 redirects in a row, last to", to);
+  else if (++x->private_hops > MAX_HOPS)
+    x->end = finish(x, SH_XFER_FAILED, SH_ERR_LIMIT, "more than 8 redirects in a row, last to", shown(to, text));
   else if (!parse_origin(to, &will) || !parse_origin(x->url, &was))
-    x->end = finish(x, SH_XFER_FAILED, SH_ERR_FORMAT, "a redirect to an address that is not plain http or https", to);
+    x->end = finish(x, SH_XFER_FAILED, SH_ERR_FORMAT, "a redirect to an address that is not plain http or https", shown(to, text));
   else if (was.tls && !will.tls)
-    x->end = finish(x, SH_XFER_FAILED, SH_ERR_FORMAT, "a redirect from https to unprotected http is not followed", to);
+    x->end = finish(x, SH_XFER_FAILED, SH_ERR_FORMAT, "a redirect from https to unprotected http is not followed", shown(to, text));
   else {
     char *url = sh_strdup(to); /* `to` belongs to the handle */
     if (url) {
@@ -357,10 +366,10 @@ static sh_xfer_end end_by_status(sh_fetch *f, sh_xfer *x) {
 
 static sh_xfer_end end_by_curl(sh_fetch *f, sh_xfer *x, int result) {
   const char *note = x->private_note[0] ? x->private_note : f->curl->easy_strerror(result);
-  char what[96];
+  char what[96], text[200];
   switch (result) {
   case SH_CURL_UNSUPPORTED_PROTOCOL:
-  case SH_CURL_URL_MALFORMAT: return finish(x, SH_XFER_FAILED, SH_ERR_ARG, "not an address that can be fetched", x->url);
+  case SH_CURL_URL_MALFORMAT: return finish(x, SH_XFER_FAILED, SH_ERR_ARG, "not an address that can be fetched", shown(x->url, text));
   case SH_CURL_SSL_CERTPROBLEM:
   case SH_CURL_SSL_CIPHER:
   case SH_CURL_PEER_VERIFICATION:
@@ -496,6 +505,7 @@ int sh_fetch_text(sh_fetch *f, const char *url, sh_buf *body, sh_fetch_reply *re
     rc = x.end == SH_XFER_OK ? SH_OK : x.error.code;
     sh_xfer_stop(&x);
     if (!again) return rc;
+    if (f->c.note && e) f->c.note(e->text, (double)wait / 1000, attempt, f->c.retries);
     for (int64_t until = sh_now_ns() + wait * 1000000; sh_now_ns() < until && !stopped(f);) sleep_ms(50);
     if (stopped(f)) return sh_fail(e, SH_ERR_CANCELLED, "interrupted");
   }

@@ -8,15 +8,16 @@
 #include <signal.h>
 
 typedef struct sh_fetch_config {
-  const char *endpoint;              /* base URL of the hub: only its scheme, host and port are shown the token */
-  const char *token;                 /* NULL: none */
-  const char *libcurl;               /* file to open, NULL: the system's */
-  const char *ca_file;               /* certificates to trust, NULL: libcurl's own */
-  bool session_cookie;               /* the token goes as the cookie m_session_id too (ModelScope) */
-  int stall_s;                       /* seconds without noticeable progress after which a connection is given up */
-  int retries;                       /* tries after the first, of sh_fetch_text */
-  const volatile sig_atomic_t *stop; /* set by a signal handler; NULL: never */
-} sh_fetch_config;                   /* strings borrowed for the life of the sh_fetch */
+  const char *endpoint; /* base URL of the hub: only its scheme, host and port are shown the token */
+  const char *token;    /* NULL: none */
+  const char *libcurl;  /* file to open, NULL: the system's */
+  const char *ca_file;  /* certificates to trust, NULL: libcurl's own */
+  bool session_cookie;  /* the token goes as the cookie m_session_id too (ModelScope) */
+  int stall_s;          /* seconds without noticeable progress after which a connection is given up */
+  int retries;          /* tries after the first, of sh_fetch_text */
+  void (*note)(const char *why, double wait_s, int attempt, int retries); /* sh_fetch_text is about to try again; NULL: nobody asks */
+  const volatile sig_atomic_t *stop;                                      /* set by a signal handler; NULL: never */
+} sh_fetch_config;                                                        /* strings borrowed for the life of the sh_fetch */
 
 typedef struct sh_fetch sh_fetch;
 int sh_fetch_open(sh_fetch **out, const sh_fetch_config *c, sh_error *e);
@@ -66,12 +67,12 @@ int sh_fetch_start(sh_fetch *f, sh_xfer *x, const char *url, sh_error *e);
 sh_xfer *sh_fetch_poll(sh_fetch *f, int ms);
 void sh_xfer_stop(sh_xfer *x); /* also of one that ended: frees what it holds and zeroes it */
 
-/* GETs a text of at most `max` bytes into `body`, with retries and waits between them. *next (may be NULL): the Link to the next page, or
- * NULL; caller frees. On failure *status (0: no answer), code and message tell what a caller needs to explain. SH_ERR_CANCELLED: stop. */
+/* GETs a text into `body` (whose max is the limit), with retries and waits between them. On failure the reply's status (0: no answer), code
+ * and message tell what a caller needs to explain. SH_ERR_CANCELLED: stop. */
 typedef struct sh_fetch_reply {
   long status;
   char error_code[64], message[256];
-  char *next_url; /* caller frees */
+  char *next_url; /* Link: rel="next", or NULL; caller frees */
 } sh_fetch_reply;
 int sh_fetch_text(sh_fetch *f, const char *url, sh_buf *body, sh_fetch_reply *reply, sh_error *e);
 

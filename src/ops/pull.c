@@ -9,6 +9,7 @@
 #include "ops/pull.h"
 
 #include "base/file.h"
+#include "base/pool.h"
 #include "base/text.h"
 #include "ops/pull_load.h"
 #include "ops/pull_select.h"
@@ -77,6 +78,10 @@ static int choose_hub(const sh_pull_options *o, sh_hub *h, sh_error *e) {
   return SH_OK;
 }
 
+static void note_retry(const char *why, double wait_s, int attempt, int retries) {
+  fprintf(stderr, "the list of files: %s; trying again in %.1f s (%d of %d)\n", why, wait_s, attempt, retries);
+}
+
 static int open_hub(pull *p, sh_error *e) {
   int rc = choose_hub(p->o, &p->hub, e);
   if (rc != SH_OK) return rc;
@@ -89,6 +94,7 @@ static int open_hub(pull *p, sh_error *e) {
       .session_cookie = p->hub.kind == SH_HUB_MODELSCOPE,
       .stall_s = (int)p->o->stall_timeout,
       .retries = (int)p->o->retries,
+      .note = note_retry,
       .stop = &stop,
   };
   return sh_fetch_open(&p->fetch, &c, e);
@@ -136,8 +142,9 @@ static int look(pull *p, sh_pjob *j, sh_error *e) {
     if (!S_ISREG(st.st_mode))
       return sh_fail(e, SH_ERR_IO, "%s is in the way: it is no regular file; move it, or pull into another folder", j->f.final_path);
     int64_t mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
-    bool known = was && was->size == r->size && was->mtime_ns == mtime_ns && r->hash_kind && strcmp(was->hash, r->hash) == 0;
-    if (st.st_size == r->size && known && !p->o->verify) j->f.state = SH_PFILE_HAVE;
+    bool same = r->hash_kind ? was && strcmp(was->hash, r->hash) == 0 : p->list.commit[0] && strcmp(p->old.commit, p->list.commit) == 0;
+    bool known = was && was->size == r->size && was->mtime_ns == mtime_ns && same;
+    if (st.st_size == r->size && known && !(p->o->verify && r->hash_kind)) j->f.state = SH_PFILE_HAVE;
     else if (st.st_size == r->size && r->hash_kind) j->f.state = SH_PFILE_VERIFY;
   }
   if (j->f.state == SH_PFILE_VERIFY) p->n_verify++;
@@ -270,10 +277,12 @@ static int download(pull *p, sh_error *e) {
       .show = &p->show,
       .stop = &stop,
   };
+  int64_t start = sh_now_ns();
   int rc = p->n_missing || p->n_verify ? mark(p, e) : SH_OK;
   sh_pshow_init(&p->show);
   if (rc == SH_OK) rc = sh_pload_run(&l, e);
   if (rc == SH_OK) remove_gone(p);
+  if (rc == SH_OK) fprintf(stderr, "done in %.1f s\n", (double)(sh_now_ns() - start) / 1e9);
   return rc == SH_OK ? write_manifest(p, e) : rc;
 }
 

@@ -3,6 +3,7 @@
 
     tests/pull/test_pull.py [NAME...]      SHENG_BIN: the program (default ./sheng). Also runs under pytest. Loopback only.
 """
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -170,6 +171,14 @@ class Plain(PullTest):
         self.assertEqual(p.stdout.strip(), str(self.tmp / "store/models/org/model"))
         p = self.pull(XDG_CACHE_HOME=str(self.tmp / "xdg"))
         self.assertEqual(p.stdout.strip(), str(self.tmp / "xdg/sheng/models/org/model"))
+
+    def test_without_hashes_the_commit_tells_that_nothing_changed(self):
+        self.hub.no_hashes = True
+        self.pull()
+        self.assertIn("to download: 0", self.pull().stderr)
+        self.hub.commit = "9" * 40
+        self.assertIn("to download: 4", self.pull().stderr)
+        self.assert_complete()
 
     def test_a_dry_run_writes_nothing(self):
         p = self.pull("--dry-run")
@@ -390,6 +399,14 @@ class Faults(PullTest):
         self.assertGreater(time.monotonic() - start, 2)
         self.assert_complete()
 
+    def test_a_rate_limit_in_hugging_faces_own_header_is_honoured(self):
+        self.fault("status", status=429, headers=[("RateLimit", '"resolvers";r=0;t=2')], times=1)
+        start = time.monotonic()
+        self.pull()
+        self.assertGreater(time.monotonic() - start, 2)
+        self.fault("status", status=500, headers=[("RateLimit", '"resolvers";r=499;t=299')], times=1)
+        self.pull("--local-dir", "b", timeout=30)
+
     def test_a_wait_of_hours_is_an_error_that_says_so(self):
         self.fault("status", status=503, headers=[("Retry-After", "7200")])
         p = self.pull(status=1)
@@ -433,6 +450,10 @@ class Faults(PullTest):
             self.hub.api_faults["/org/model/resolve"] = Fault("redirect", to=to)
             p = self.pull(status=1)
             self.assertIn("redirect", p.stderr)
+
+    def test_a_signed_address_is_not_printed(self):
+        self.hub.api_faults["/org/model/resolve"] = Fault("redirect", to="ftp://127.0.0.1/x?signature=tell-nobody")
+        self.assertNotIn("tell-nobody", self.pull(status=1).stderr)
 
     def test_what_is_no_list_of_files_is_said(self):
         for body in (b"<html>login</html>", b"{}", b'[{"type":"file"}]', b"", b"[" * 5000, b'[{"type":"file","path":"a.safetensors"}]',
@@ -810,19 +831,38 @@ class Finding(PullTest):
         self.assertIn("sheng pull org/other", self.find("org/other").stderr)
 
 
+def run_one(test):
+    result = unittest.TestResult()
+    test.run(result)
+    return test, result
+
+
+def flatten(suite):
+    for t in suite:
+        if isinstance(t, unittest.TestSuite):
+            yield from flatten(t)
+        else:
+            yield t
+
+
 def main():
     names = sys.argv[1:]
-    loader = unittest.defaultTestLoader
-    suite = loader.loadTestsFromModule(sys.modules["__main__"])
-    if names:
-        flat = [t for s in suite for t in s]
-        suite = unittest.TestSuite(t for t in flat if any(n in t.id() for n in names))
-    result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2 if names else 1).run(suite)
-    bad, skipped = len(result.failures) + len(result.errors), len(result.skipped)
-    for test, reason in result.skipped:
-        print(f"skip: {test}: {reason}")
-    print(f"{result.testsRun - bad - skipped} passed, {bad} failed, {skipped} skipped")
-    sys.exit(1 if bad else 0)
+    tests = [t for t in flatten(unittest.defaultTestLoader.loadTestsFromModule(sys.modules["__main__"])) if not names or any(n in t.id() for n in names)]
+    passed = failed = skipped = 0
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:  # they mostly wait
+        for test, result in pool.map(run_one, tests):
+            for _, trace in result.failures + result.errors:
+                print(f"FAIL {test.id()}; run again: {sys.argv[0]} {test.id().split('.')[-1]}\n{trace}")
+            for _, reason in result.skipped:
+                print(f"{test.id()}: {reason}")
+            bad = bool(result.failures or result.errors)
+            failed += bad
+            skipped += bool(result.skipped)
+            passed += not bad and not result.skipped
+            if names:
+                print("FAIL" if bad else "ok  ", test.id(), flush=True)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
