@@ -356,8 +356,10 @@ class Faults(PullTest):
         self.assertIn("the hub lists 3000", p.stderr)
 
     def test_another_part_than_the_one_asked_for_is_not_written(self):
-        self.fault("shifted", times=2)
-        self.pull()
+        self.fault("shifted", times=2, after=1)
+        p = self.pull("--jobs", "1")
+        self.assertIn("another part than the one asked for", p.stderr)
+        self.assertNotIn("checksum", p.stderr)
         self.assert_complete()
 
     def test_a_wrong_total_is_found(self):
