@@ -169,4 +169,4 @@ void sh_kern_dot_avx2(const sh_mm *a) {
 }
 
 /* Measured: dot converts weights once per four activation rows, which costs most where the conversion does. */
-int sh_kern_dot_tokens_avx2(sh_dtype type) { return type == SH_Q6_K ? 3 : w_has_blocks(type) ? 7 : 24; }
+int sh_kern_dot_tokens_avx2(sh_dtype type) { return type == SH_Q6_K ? 3 : w_has_blocks(type) ? 8 : 24; }
