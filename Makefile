@@ -33,7 +33,7 @@ endif
 Q := $(if $(V),,@)
 say = $(if $(V),,@printf '  %-5s %s\n' '$(1)' '$(2)')
 
-LIBS := $(PKG_LIBS) -lz -lm -pthread
+LIBS := $(PKG_LIBS) -lz -lm -ldl -pthread
 
 SRCS := $(sort $(wildcard src/*.c src/*/*.c src/*/*/*.c))
 OBJS := $(SRCS:%.c=$(B)/%.o)
