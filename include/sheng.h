@@ -161,8 +161,9 @@ typedef struct sh_event {
   sh_finish finish; /* FINISH */
   int32_t stop_id;  /* FINISH by a stop id given in the request: that id, else -1 */
   const char *stop_str;
-  size_t stop_str_len;                  /* FINISH by a stop string: it, else NULL */
-  const char *error;                    /* FINISH with SH_FINISH_ERROR */
+  size_t stop_str_len; /* FINISH by a stop string: it, else NULL */
+  const char *error;   /* FINISH with SH_FINISH_ERROR */
+  int error_code; /* an sh_err beside it. SH_ERR_ARG: the request's own parameters led there, else it is not the request's fault; 0: none */
   int prompt_tokens, completion_tokens; /* FINISH: of this choice */
 } sh_event;
 

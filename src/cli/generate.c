@@ -170,9 +170,6 @@ static int submit(run *g, item *it, const sh_json *line, sh_arena *a, sh_ids *id
   if (p.n != SH_UNSET && p.n != 1) return sh_fail(e, SH_ERR_ARG, "n must be 1: one answer for a line");
   int rc = read_prompt(g, line, &p, ids, e);
   if (rc) return rc;
-  sh_request_defaults(&q);
-  q.ids = ids->v;
-  q.n_ids = (int)ids->n;
   sh_params_fill(&p, &g->defaults, &q);
   q.n = 1;
   q.ids = ids->v;

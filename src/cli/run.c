@@ -163,7 +163,8 @@ static void print_text(const session *s, const char *p, size_t n) {
   fflush(stdout);
 }
 
-static int fill_params(const session *s, sh_arena *a, sh_request_params *out, sh_error *e) {
+/* Everything of the request: sh_params_fill begins with the defaults, so what is not a setting comes after it. */
+static int fill_params(const session *s, sh_arena *a, const sh_ids *ids, sh_request_params *out, sh_error *e) {
   const sh_params_limits limits = {sh_engine_vocab_size(s->engine), 0};
   sh_params p;
   sh_api_error ae;
@@ -171,6 +172,8 @@ static int fill_params(const session *s, sh_arena *a, sh_request_params *out, sh
   sh_params_fill(&p, &s->defaults, out);
   out->n = 1;
   out->logprobs = out->prompt_logprobs = -1;
+  out->ids = ids->v;
+  out->n_ids = (int)ids->n;
   int64_t left = sh_engine_plan(s->engine)->max_model_len - out->n_ids;
   out->max_tokens = p.max_tokens == SH_UNSET || p.max_tokens > left || p.max_tokens < 1 ? (int)left : (int)p.max_tokens;
   return SH_OK;
@@ -189,7 +192,7 @@ static int stream_answer(session *s, sh_request *r, sh_buf *answer, sh_error *e)
       continue;
     }
     if (ev.type == SH_EV_FINISH && ev.finish == SH_FINISH_ERROR)
-      return sh_fail(e, SH_ERR_INTERNAL, "%s", ev.error ? ev.error : "the engine failed");
+      return sh_fail(e, ev.error_code, "%s", ev.error ? ev.error : "the engine failed");
     if (ev.type == SH_EV_END) return answer->failed;
     if (ev.type == SH_EV_PROMPT || !ev.text_len) continue;
     print_text(s, ev.text, ev.text_len);
@@ -206,13 +209,7 @@ static int answer_turn(session *s, sh_arena *a, sh_buf *answer, sh_error *e) {
   if (rc == SH_OK && (int64_t)ids.n >= context)
     rc = sh_fail(e, SH_ERR_LIMIT, "the conversation has %zu tokens and the context %lld; /clear starts a new one", ids.n,
                  (long long)context);
-  if (rc == SH_OK) {
-    sh_request_defaults(&p);
-    p.n_ids = (int)ids.n;
-    rc = fill_params(s, a, &p, e);
-    p.ids = ids.v;
-    p.n_ids = (int)ids.n;
-  }
+  if (rc == SH_OK) rc = fill_params(s, a, &ids, &p, e);
   if (rc == SH_OK) rc = sh_request_submit(s->engine, &p, NULL, NULL, &r, e);
   if (rc == SH_OK) rc = stream_answer(s, r, answer, e);
   sh_request_free(r);

@@ -87,15 +87,16 @@ static int fork_copy(sh_sched *s, sh_choice *lead, sh_choice *c, sh_error *e) {
 /* false: c must wait for a slot or a page. Some choice of the request runs then, or this one would have taken the template's memory. */
 static bool fork_one(sh_sched *s, sh_choice *lead, sh_choice *c) {
   sh_request *r = c->req;
+  sh_error err = {0};
   bool partial = lead->n_computed % s->cfg.page_size != 0;
   bool room = s->slots.n_free > 0 && (!partial || s->pages.n_free > 0);
   if (r->n_pending > 1 && !room && r->n_running > 0) return false;
   if (sh_choice_reserve(c, cap_pages(s, r))) {
-    sh_sched_fail(s, c, "no memory for a choice's tokens");
+    sh_fail(&err, SH_ERR_NOMEM, "no memory for a choice's tokens");
+    sh_sched_fail(s, c, &err);
     return true;
   }
   int computed = lead->n_computed, rc = 0;
-  sh_error err = {0};
   if (r->n_pending == 1 || !room) fork_move(s, lead, c);
   else rc = fork_copy(s, lead, c, &err);
   c->n_computed = computed;
@@ -103,7 +104,7 @@ static bool fork_one(sh_sched *s, sh_choice *lead, sh_choice *c) {
   r->n_running++;
   c->state = SH_CHOICE_RUNNING;
   sh_sched_list_add(&s->running, c);
-  if (rc) sh_sched_fail(s, c, err.text);
+  if (rc) sh_sched_fail(s, c, &err);
   return true;
 }
 
@@ -180,8 +181,10 @@ static bool evict_parked(sh_sched *s) {
 
 static void start(sh_sched *s, sh_choice *c) {
   sh_request *r = c->req;
+  sh_error err = {0};
   if (sh_choice_reserve(c, cap_pages(s, r))) {
-    sh_sched_fail(s, c, "no memory for a sequence's tokens");
+    sh_fail(&err, SH_ERR_NOMEM, "no memory for a sequence's tokens");
+    sh_sched_fail(s, c, &err);
     return;
   }
   sh_sched_list_del(&s->waiting, c);
@@ -193,8 +196,7 @@ static void start(sh_sched *s, sh_choice *c) {
   c->slot = sh_slots_take(&s->slots);
   int need = sh_sched_pages_for(s, sh_choice_len(c));
   while (c->n_pages < need) c->pages[c->n_pages++] = sh_pages_take(&s->pages);
-  sh_error err = {0};
-  if (s->model.slot_zero(s->model.ctx, c->slot, &err)) sh_sched_fail(s, c, err.text);
+  if (s->model.slot_zero(s->model.ctx, c->slot, &err)) sh_sched_fail(s, c, &err);
 }
 
 static void build_admit(sh_sched *s) {

@@ -81,10 +81,10 @@ static void take_token(sh_sched *s, sh_choice *c, int32_t id, const sh_logprob *
  * ------------------------------------------------------------------------------------------------------------------------------------ */
 
 /* One row of a prompt's log probabilities: row `pos` tells of position pos + 1. */
-static int report_prompt_row(sh_sched *s, sh_choice *c, int pos, const float *x) {
+static int report_prompt_row(sh_sched *s, sh_choice *c, int pos, const float *x, sh_error *e) {
   sh_request *r = c->req;
   double lse = sh_logprob_norm(x, s->model.vocab);
-  if (!isfinite(lse)) return SH_ERR_INTERNAL;
+  if (!isfinite(lse)) return sh_fail(e, SH_ERR_INTERNAL, "the model gave logits that are not numbers");
   sh_rec rec = {.type = SH_EV_PROMPT, .position = pos + 1, .id = r->params.ids[pos + 1], .stop_id = -1, .stop_str = -1};
   rec.chosen = sh_logprob_of(x, s->env->vocab, lse, rec.id);
   int n = sh_logprob_top(x, s->env->vocab, lse, r->params.prompt_logprobs, s->top);
@@ -139,7 +139,7 @@ static void draw_row(sh_sched *s, sh_choice *c, float *x) {
   sh_error err = {0};
   double lse;
   if (prepare_row(s, c, x, &lse, &err)) {
-    sh_sched_fail(s, c, err.text);
+    sh_sched_fail(s, c, &err);
     return;
   }
   int n_top = r->params.logprobs > 0 ? sh_logprob_top(s->raw, s->env->vocab, lse, r->params.logprobs, s->top) : 0;
@@ -158,6 +158,7 @@ void sh_sched_consume(sh_sched *s) {
     const sh_seq *q = &s->seqs[i];
     int last = sh_choice_len(c) - 1;
     bool broken = false;
+    sh_error err = {0};
     c->n_computed += q->count;
     for (int k = 0; k < q->count; k++) {
       int pos = q->pos + k;
@@ -165,9 +166,9 @@ void sh_sched_consume(sh_sched *s) {
       float *x = s->logits + (size_t)out++ * (size_t)s->model.vocab;
       if (broken) continue;
       if (pos == last) draw_row(s, c, x);
-      else broken = report_prompt_row(s, c, pos, x) != 0;
+      else broken = report_prompt_row(s, c, pos, x, &err) != 0;
     }
-    if (broken) sh_sched_fail(s, c, "the model gave logits that are not numbers");
+    if (broken) sh_sched_fail(s, c, &err);
   }
   assert(out == b->n_out);
 }

@@ -304,6 +304,7 @@ static void unpack(sh_request *r) {
       .stop_str = stop ? stop->p : NULL,
       .stop_str_len = stop ? stop->n : 0,
       .error = h->error_len ? text + h->text_len + 1 : NULL,
+      .error_code = h->error_code,
       .prompt_tokens = h->prompt_tokens,
       .completion_tokens = h->completion_tokens,
   };

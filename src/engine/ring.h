@@ -14,6 +14,7 @@ typedef struct sh_rec {
   int32_t stop_id;  /* -1: none */
   int32_t stop_str; /* index of the request's stop string; -1: none */
   int32_t prompt_tokens, completion_tokens;
+  int32_t error_code;                  /* sh_err; 0: none */
   uint32_t n_top, text_len, error_len; /* set by sh_ring_push */
 } sh_rec;
 

@@ -187,16 +187,16 @@ static void end_request(sh_sched *s, sh_request *r, sh_finish why) {
 }
 
 /* The sentence cut to what a record has room for, whole characters. */
-static const char *short_error(const char *error, char buf[SH_MAX_ERROR_BYTES]) {
+static const char *short_error(const sh_error *error, char buf[SH_MAX_ERROR_BYTES]) {
   if (!error) return NULL;
-  size_t n = strnlen(error, SH_MAX_ERROR_BYTES - 1);
-  n -= sh_utf8_incomplete_tail(error, n);
-  memcpy(buf, error, n);
+  size_t n = strnlen(error->text, SH_MAX_ERROR_BYTES - 1);
+  n -= sh_utf8_incomplete_tail(error->text, n);
+  memcpy(buf, error->text, n);
   buf[n] = '\0';
   return buf;
 }
 
-void sh_sched_finish(sh_sched *s, sh_choice *c, sh_finish why, int32_t stop_id, int stop_str, const char *error) {
+void sh_sched_finish(sh_sched *s, sh_choice *c, sh_finish why, int32_t stop_id, int stop_str, const sh_error *error) {
   sh_request *r = c->req;
   release(s, c);
   c->state = SH_CHOICE_DONE;
@@ -210,7 +210,8 @@ void sh_sched_finish(sh_sched *s, sh_choice *c, sh_finish why, int32_t stop_id, 
                 .stop_id = stop_id,
                 .stop_str = stop_str,
                 .prompt_tokens = r->params.n_ids,
-                .completion_tokens = c->n_out};
+                .completion_tokens = c->n_out,
+                .error_code = error ? error->code : 0};
   char buf[SH_MAX_ERROR_BYTES];
   sh_rec_body body = {.text = {c->held, s->text.p}, .text_len = {c->n_held, s->text.len}, .error = short_error(error, buf)};
   sh_request_push(r, &rec, &body);
@@ -218,7 +219,7 @@ void sh_sched_finish(sh_sched *s, sh_choice *c, sh_finish why, int32_t stop_id, 
   if (r->n_done == r->params.n) end_request(s, r, why);
 }
 
-void sh_sched_fail(sh_sched *s, sh_choice *c, const char *error) {
+void sh_sched_fail(sh_sched *s, sh_choice *c, const sh_error *error) {
   sh_request *r = c->req;
   bool lead = is_lead(c);
   sh_sched_finish(s, c, SH_FINISH_ERROR, -1, -1, error);
@@ -275,7 +276,7 @@ static void run_batch(sh_sched *s) {
     sh_sched_consume(s);
   } else {
     sh_log(SH_LOG_ERROR, "a step of %d sequences failed: %s", s->batch.n_seqs, err.text);
-    for (int i = 0; i < s->batch.n_seqs; i++) sh_sched_fail(s, s->who[i], err.text);
+    for (int i = 0; i < s->batch.n_seqs; i++) sh_sched_fail(s, s->who[i], &err);
   }
   long allocs = sh_mem_guard_end();
   s->step_allocs += allocs;

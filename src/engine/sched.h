@@ -82,11 +82,11 @@ int sh_sched_pages_for(const sh_sched *s, int tokens);
 void sh_sched_list_add(sh_choice_list *l, sh_choice *c);
 void sh_sched_list_del(sh_choice_list *l, sh_choice *c);
 void sh_sched_preempt(sh_sched *s, sh_choice *c); /* gives up its memory and waits again, in its place by age */
-/* Ends a choice: FINISH (none for a lead), memory given back; after the last one END. stop_id, stop_str: -1 = none; error: NULL or a
- * sentence. */
-void sh_sched_finish(sh_sched *s, sh_choice *c, sh_finish why, int32_t stop_id, int stop_str, const char *error);
+/* Ends a choice: FINISH (none for a lead), memory given back; after the last one END. stop_id, stop_str: -1 = none; error: NULL, or
+ * the reason, whose code and sentence go with the event. */
+void sh_sched_finish(sh_sched *s, sh_choice *c, sh_finish why, int32_t stop_id, int stop_str, const sh_error *error);
 /* A choice, or a lead with all choices that wait for it, ends with SH_FINISH_ERROR. */
-void sh_sched_fail(sh_sched *s, sh_choice *c, const char *error);
+void sh_sched_fail(sh_sched *s, sh_choice *c, const sh_error *error);
 /* batch.c: fills s->batch. */
 void sh_sched_build(sh_sched *s);
 bool sh_sched_row_reported(const sh_choice *c, int pos); /* whether the row at pos is wanted for prompt log probabilities */

@@ -6,8 +6,8 @@
  * Slow readers: when the connection's output is full the run is simply not drained. Its event ring fills, the engine parks the sequence,
  * and writable() goes on. Nothing is dropped and nothing is buffered without bound.
  *
- * The status line waits for the first event: a request that fails in the engine before its first token still gets an honest 500, not a 200
- * with a broken stream.
+ * The status line waits for the first event: a request that fails in the engine before its first token still gets an honest status (400
+ * when its own parameters exclude every token, else 500), not a 200 with a broken stream.
  *
  * Refused alternative: one thread per request that blocks in sh_request_wait. A thousand waiting clients would be a thousand stacks. */
 #include "server/gen.h"
@@ -387,7 +387,8 @@ static int take_event(sh_gen *g, sh_run *r, const sh_event *ev, sh_api_error *e)
   sh_choice *c = ev->type == SH_EV_TOKEN || ev->type == SH_EV_FINISH ? &g->choices[r->index * g->engine.n + ev->choice] : NULL;
   if (ev->type == SH_EV_FINISH && ev->finish == SH_FINISH_ERROR) {
     g->call->srv->counters.finished[SH_FINISH_ERROR]++;
-    return sh_api_fail(e, 500, NULL, "%s", ev->error && ev->error[0] ? ev->error : "The engine failed on this request.");
+    return sh_api_fail(e, ev->error_code == SH_ERR_ARG ? 400 : 500, NULL, "%s",
+                       ev->error && ev->error[0] ? ev->error : "The engine failed on this request.");
   }
   switch (ev->type) {
   case SH_EV_PROMPT: on_prompt_event(g, r, ev); break;

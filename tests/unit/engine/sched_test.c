@@ -557,6 +557,7 @@ static void masking_every_token_is_an_error_of_that_request(void **state) {
   assert_int_equal(ev.type, SH_EV_FINISH);
   assert_int_equal(ev.finish, SH_FINISH_ERROR);
   assert_string_equal(ev.error, "every token is excluded by the request's parameters");
+  assert_int_equal(ev.error_code, SH_ERR_ARG);
   job_read(&j, 9);
   free_jobs(&j, 1);
   rig_close(&g);
