@@ -3,11 +3,15 @@
  * Engine thread. Penalties need the set of prompt tokens and the counts of drawn ones. They are rebuilt for each token from the history, in
  * scratch shared by all sequences and cleaned by walking the history again: a pass over some thousand ids. Refused: a counter per id and
  * sequence, as engines on GPUs keep, which is a megabyte for each of 64 sequences and must be copied at a fork and rebuilt after a
- * preemption. */
+ * preemption.
+ *
+ * What a request may ask reaches far (a repetition penalty of 1e-44, a bias on top of it), so every result is held inside the finite
+ * floats: an id is masked by -inf and by nothing else, and an overflow is never mistaken for a broken model. */
 #include "engine/logits_proc.h"
 
 #include "base/mem.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -36,6 +40,12 @@ static void keep_allowed(const sh_proc *p, sh_proc_scratch *s, float *x) {
   for (int i = 0; i < p->n_allowed; i++) x[p->allowed[i]] = s->saved[i];
 }
 
+/* A logit after a calculation on a finite one; only what was masked before stays -inf. */
+static float held(float x, float before) {
+  if (before == -INFINITY) return -INFINITY;
+  return x > FLT_MAX ? FLT_MAX : x < -FLT_MAX ? -FLT_MAX : x;
+}
+
 /* A word's last token is masked when the drawn tokens end with the others; a word of one token always. */
 static void mask_bad_words(const sh_proc *p, float *x, const int32_t *out, int n_out) {
   for (int i = 0; i < p->n_bad_words; i++) {
@@ -52,7 +62,7 @@ static void repeat_once(const sh_proc *p, sh_proc_scratch *s, float *x, const in
     int32_t id = ids[i];
     if (s->seen[id]) continue;
     s->seen[id] = true;
-    x[id] = x[id] > 0 ? x[id] / p->repetition : x[id] * p->repetition;
+    x[id] = held(x[id] > 0 ? x[id] / p->repetition : x[id] * p->repetition, x[id]);
   }
 }
 
@@ -68,8 +78,8 @@ static void penalise(const sh_proc *p, sh_proc_scratch *s, float *x, const int32
   for (int i = 0; i < n_out; i++) {
     int32_t id = out[i];
     if (s->count[id] == 0) continue;
-    x[id] -= p->frequency * (float)s->count[id];
-    x[id] -= p->presence;
+    x[id] = held(x[id] - p->frequency * (float)s->count[id], x[id]);
+    x[id] = held(x[id] - p->presence, x[id]);
     s->count[id] = 0;
   }
 }
@@ -79,6 +89,9 @@ void sh_proc_apply(const sh_proc *p, sh_proc_scratch *s, float *x, const int32_t
   if (p->n_bad_words) mask_bad_words(p, x, out, n_out);
   if (n_out < p->min_tokens)
     for (int i = 0; i < p->n_ends; i++) x[p->ends[i]] = -INFINITY;
-  for (int i = 0; i < p->n_bias; i++) x[p->bias[i].id] += p->bias[i].bias;
+  for (int i = 0; i < p->n_bias; i++) {
+    float *logit = &x[p->bias[i].id];
+    *logit = held(*logit + p->bias[i].bias, *logit);
+  }
   penalise(p, s, x, prompt, n_prompt, out, n_out);
 }

@@ -215,6 +215,11 @@ static float largest(const float *x, int n, bool *broken) {
   return max;
 }
 
+/* All minus one: an order-preserving step for logits whose quotients would leave the floats. Those far below become -inf: no weight. */
+static void subtract(float *x, int n, float what) {
+  for (int i = 0; i < n; i++) x[i] -= what;
+}
+
 static void divide(float *x, int n, float by) {
   int i = 0;
   for (; i + LANES <= n; i += LANES)
@@ -232,9 +237,9 @@ int sh_sample_prepare(sh_sampler *s, float *x, const sh_draw *p, sh_error *e) {
   if (p->temperature < GREEDY_BELOW) return 0;
   int32_t best = s->greedy;
   s->greedy = -1;
+  if (!isfinite(max / p->temperature)) subtract(x, s->vocab, max);
   if (p->temperature != 1) divide(x, s->vocab, p->temperature);
   max = x[best];
-  if (max == INFINITY || max == -INFINITY) return sh_fail(e, SH_ERR_INTERNAL, "a logit divided by the temperature is beyond a float");
   float floor = p->min_p > 0 ? max + logf(p->min_p) : -INFINITY;
   int k = p->top_k > 0 && p->top_k < s->vocab ? p->top_k : s->vocab;
   if (k <= SMALL_K && k < s->vocab) {

@@ -1,6 +1,7 @@
 /* Each logits processor against the plain definition, alone and all together in vLLM's order. */
 #include "engine/logits_proc.h"
 
+#include <float.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -166,6 +167,32 @@ static void all_together_keep_the_order(void **state) {
   }
 }
 
+/* However far a request's numbers reach: finite logits stay finite, masked ones stay masked. */
+static void extremes_never_leave_the_finite_floats(void **state) {
+  (void)state;
+  static const float repetitions[] = {1e-44f, FLT_TRUE_MIN, 3e38f, 1};
+  static const int32_t ids[] = {0, 1, 2, 3, 4}, banned[] = {4};
+  static const sh_id_list words[] = {{banned, 1}};
+  for (int round = 0; round < 4; round++) {
+    float x[V] = {10, -10, FLT_MAX, -FLT_MAX, 5};
+    sh_token_bias bias[] = {{0, FLT_MAX}, {1, -FLT_MAX}, {2, FLT_MAX}, {3, -FLT_MAX}, {4, FLT_MAX}};
+    sh_proc p = {.repetition = repetitions[round],
+                 .frequency = round % 2 ? 2 : -2,
+                 .presence = round % 2 ? 2 : -2,
+                 .bias = bias,
+                 .n_bias = 5,
+                 .bad_words = words,
+                 .n_bad_words = 1};
+    sh_proc_scratch s;
+    assert_int_equal(sh_proc_scratch_init(&s, V, NULL), 0);
+    sh_proc_apply(&p, &s, x, ids, 5, ids, 5);
+    for (int i = 0; i < V; i++)
+      if (i != 4) assert_true(isfinite(x[i]));
+    assert_true(x[4] == -INFINITY);
+    sh_proc_scratch_free(&s);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(nothing_asked_changes_nothing),
@@ -176,6 +203,7 @@ int main(void) {
       cmocka_unit_test(repetition_counts_prompt_and_answer_once_each_id),
       cmocka_unit_test(frequency_and_presence_count_the_answer_only),
       cmocka_unit_test(all_together_keep_the_order),
+      cmocka_unit_test(extremes_never_leave_the_finite_floats),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

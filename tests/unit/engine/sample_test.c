@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "engine/weight_exp.h"
 
+#include <float.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -217,6 +218,34 @@ static void broken_logits_are_an_error(void **state) {
   sh_sampler_free(&s);
 }
 
+/* Quotients beyond a float: the distribution is that of the difference to the best. */
+static void a_low_temperature_over_far_logits_draws_the_best(void **state) {
+  (void)state;
+  static const float rows[][4] = {
+      {1, FLT_MAX, -FLT_MAX, -INFINITY}, {-FLT_MAX, -1e38f, -INFINITY, -FLT_MAX}, {3e34f, 3.1e34f, 0, -5}, {-FLT_MAX, FLT_MAX, 1e30f, 3}};
+  static const sh_draw draws[] = {{.temperature = 1.1e-5f, .top_p = 1},
+                                  {.temperature = 1.1e-5f, .top_p = 0.5f},
+                                  {.temperature = 0.01f, .top_p = 1, .top_k = 2},
+                                  {.temperature = 1, .top_p = 0.9f, .min_p = 0.1f}};
+  sh_sampler s;
+  sh_error e;
+  assert_int_equal(sh_sampler_init(&s, 4, NULL), 0);
+  for (size_t i = 0; i < 4; i++) {
+    for (size_t k = 0; k < 4; k++) {
+      float x[4];
+      memcpy(x, rows[i], sizeof x);
+      if (sh_sample_prepare(&s, x, &draws[k], &e)) fail_msg("%zu %zu: %s", i, k, e.text);
+      assert_true(isfinite(s.total) && s.total == 1);
+      assert_int_equal(sh_sample_draw(&s, 0), 1);
+      assert_int_equal(sh_sample_draw(&s, 1 - 0x1p-53), 1);
+    }
+  }
+  float equal[] = {FLT_MAX, 1, FLT_MAX, FLT_MAX};
+  assert_int_equal(sh_sample_prepare(&s, equal, &draws[0], &e), 0);
+  assert_true(s.total == 3);
+  sh_sampler_free(&s);
+}
+
 static void the_own_exp_is_that_of_libm(void **state) {
   (void)state;
   for (float x = 0; x > -86.9f; x -= 0.00137f) {
@@ -238,6 +267,7 @@ int main(void) {
       cmocka_unit_test(a_single_id_left_is_always_drawn),
       cmocka_unit_test(an_id_of_no_weight_is_never_drawn),
       cmocka_unit_test(broken_logits_are_an_error),
+      cmocka_unit_test(a_low_temperature_over_far_logits_draws_the_best),
       cmocka_unit_test(the_own_exp_is_that_of_libm),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
