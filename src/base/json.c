@@ -365,6 +365,11 @@ const char *sh_json_type_name(sh_json_type t) {
   return (unsigned)t <= SH_JSON_OBJECT ? names[t] : "unknown";
 }
 
+const char *sh_json_type_phrase(sh_json_type t) {
+  static const char *const phrases[] = {"null", "a boolean", "a number", "a string", "an array", "an object"};
+  return (unsigned)t <= SH_JSON_OBJECT ? phrases[t] : "something unknown";
+}
+
 /* The last member named key[0..n). */
 static sh_json_member *find(const sh_json *obj, const char *key, size_t n) {
   if (!obj || obj->type != SH_JSON_OBJECT) return NULL;
@@ -490,22 +495,24 @@ static sh_json shared_copy(const sh_json *v) {
   return copy;
 }
 
-int sh_json_set(sh_arena *a, sh_json *obj, const char *key, const sh_json *value) {
+int sh_json_add(sh_arena *a, sh_json *obj, const char *key, size_t key_len, const sh_json *value) {
   if (!sh_json_is(obj, SH_JSON_OBJECT) || !value) return SH_ERR_ARG;
-  size_t n = strlen(key);
   sh_json copy = shared_copy(value);
-  sh_json_member *m = find(obj, key, n);
-  if (m) {
-    m->value = copy;
-    return 0;
-  }
-  const char *k = sh_arena_strdup(a, key, n);
-  if (!k) return arena_error(a, n + 1);
+  const char *k = sh_arena_strdup(a, key, key_len);
+  if (!k) return arena_error(a, key_len + 1);
   void *storage = obj->members;
-  int rc = grow(a, obj, &storage, sizeof *m);
+  int rc = grow(a, obj, &storage, sizeof *obj->members);
   if (rc) return rc;
   obj->members = storage;
-  obj->members[obj->len++] = (sh_json_member){.key = k, .key_len = n, .value = copy};
+  obj->members[obj->len++] = (sh_json_member){.key = k, .key_len = key_len, .value = copy};
+  return 0;
+}
+
+int sh_json_set(sh_arena *a, sh_json *obj, const char *key, const sh_json *value) {
+  if (!sh_json_is(obj, SH_JSON_OBJECT) || !value) return SH_ERR_ARG;
+  sh_json_member *m = find(obj, key, strlen(key));
+  if (!m) return sh_json_add(a, obj, key, strlen(key), value);
+  m->value = shared_copy(value);
   return 0;
 }
 

@@ -38,6 +38,7 @@ typedef struct sh_json_limits {
 int sh_json_parse(const char *text, size_t n, const sh_json_limits *lim, sh_arena *a, sh_json **out, sh_error *e);
 
 const char *sh_json_type_name(sh_json_type t);                       /* "null", "boolean", "number", "string", "array", "object" */
+const char *sh_json_type_phrase(sh_json_type t);                     /* with its article: "an array"; "null" has none */
 const sh_json *sh_json_get(const sh_json *obj, const char *key);     /* NULL: not an object, or no such key. O(members) or better */
 const sh_json *sh_json_path(const sh_json *obj, const char *dotted); /* "text_config.rope_parameters.rope_theta" */
 bool sh_json_is(const sh_json *v, sh_json_type t);                   /* false for NULL */
@@ -54,6 +55,8 @@ sh_json *sh_json_new_bool(sh_arena *a, bool b);
 sh_json *sh_json_new_null(sh_arena *a);
 /* Replaces or appends a member; copies the node, shares what it points to. */
 int sh_json_set(sh_arena *a, sh_json *obj, const char *key, const sh_json *value);
+/* Appends a member without looking for another of that name: amortised O(1), where n sets cost O(n^2). A look-up then finds the last. */
+int sh_json_add(sh_arena *a, sh_json *obj, const char *key, size_t key_len, const sh_json *value);
 int sh_json_push(sh_arena *a, sh_json *arr, const sh_json *value); /* the same for an item; amortised O(1) */
 
 /* --- Writer: appends compact JSON to a buffer and puts the commas. Invalid UTF-8 in strings becomes U+FFFD. Errors are sticky in

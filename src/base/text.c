@@ -1,9 +1,9 @@
 /* UTF-8, numbers, sizes and a hash: the small text helpers that exist once.
  *
- * Any thread; the only state is the "C" locale object that strtod reads with, made once. Decoding replaces by "maximal subparts"
- * (Unicode 3.9, the rule of WHATWG and of Python's errors="replace"), because the tokenizers we are compared with count the replaced
- * characters that way. Refused: an own strtod (correct rounding is long code; glibc's is right and takes a locale), and a table-driven
- * decoder (request texts are short, and the tokenizer's time goes elsewhere). */
+ * Any thread; the only state is the "C" locale object that strtod reads with and the secret of hashes, each made once. Decoding replaces by
+ * "maximal subparts" (Unicode 3.9, the rule of WHATWG and of Python's errors="replace"), because the tokenizers we are compared with count
+ * the replaced characters that way. Refused: an own strtod (correct rounding is long code; glibc's is right and takes a locale), and a
+ * table-driven decoder (request texts are short, and the tokenizer's time goes elsewhere). */
 #include "base/text.h"
 
 #include "base/err.h"
@@ -16,6 +16,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
+#include <time.h>
 
 /* --- UTF-8 ---------------------------------------------------------------------------------------------------------------------------- */
 
@@ -251,4 +253,19 @@ uint64_t sh_hash(const void *p, size_t n, uint64_t seed) {
   if (n) memcpy(&w, u, n);
   h = fold(h ^ w, UINT64_C(0xE7037ED1A0B428DB));
   return fold(h ^ (h >> 32), UINT64_C(0x8EBC6AF09C88C6E3));
+}
+
+static uint64_t secret;
+
+static void make_secret(void) {
+  if (getrandom(&secret, sizeof secret, GRND_NONBLOCK) == (ssize_t)sizeof secret) return;
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  secret = sh_hash(&t, sizeof t, (uint64_t)(uintptr_t)&t); /* the stack's place is random as well */
+}
+
+uint64_t sh_hash_secret(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, make_secret);
+  return secret;
 }

@@ -25,5 +25,8 @@ int sh_parse_size(const char *s, int64_t *out);
 /* "1.5 GiB" into buf. */
 const char *sh_format_size(int64_t bytes, char buf[32]);
 uint64_t sh_hash(const void *p, size_t n, uint64_t seed); /* not cryptographic; for hash tables and keys */
+/* A seed that differs from process to process, for tables whose keys come from clients: with a known seed keys that all collide are easily
+ * made. Any thread. */
+uint64_t sh_hash_secret(void);
 
 #endif

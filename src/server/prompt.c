@@ -71,9 +71,10 @@ int sh_prompt_decode(const sh_call *c, const int32_t *ids, int n_ids, const char
 
 /* --- Chat --- */
 
+/* Appends: a client's object may have a hundred thousand members, and of equal names the last counts. */
 static int add_members(sh_arena *a, sh_json *to, const sh_json *from) {
   for (size_t i = 0; from && i < from->len; i++)
-    if (sh_json_set(a, to, from->members[i].key, &from->members[i].value) != SH_OK) return -1;
+    if (sh_json_add(a, to, from->members[i].key, from->members[i].key_len, &from->members[i].value) != SH_OK) return -1;
   return 0;
 }
 

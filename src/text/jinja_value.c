@@ -192,20 +192,21 @@ static bool hashable(jj_val v, int depth) {
 }
 bool sh_jj_hashable(jj_val v) { return hashable(v, 0); }
 
-/* Equal keys have equal hashes: 1, 1.0 and True are one key. */
+/* Equal keys have equal hashes: 1, 1.0 and True are one key. Keys are a client's (template variables, a tool's arguments). */
 static uint64_t hash(jj_val v) {
+  const uint64_t seed = sh_hash_secret();
   double f;
   switch (v.kind) {
   case JJ_STR:
-  case JJ_BIG: return sh_hash(v.s->p, v.s->len, 1);
+  case JJ_BIG: return sh_hash(v.s->p, v.s->len, seed ^ 1);
   case JJ_BOOL:
   case JJ_INT:
   case JJ_FLOAT:
     sh_jj_as_num(v, &f);
     if (f == 0) f = 0; /* -0.0 */
-    return sh_hash(&f, sizeof f, 2);
+    return sh_hash(&f, sizeof f, seed ^ 2);
   case JJ_TUPLE: {
-    uint64_t h = 3;
+    uint64_t h = seed ^ 3;
     for (size_t i = 0; i < v.l->n; i++) {
       uint64_t k = hash(v.l->v[i]);
       h = sh_hash(&k, sizeof k, h);
@@ -214,7 +215,7 @@ static uint64_t hash(jj_val v) {
   }
   case JJ_NONE: return 4;
   case JJ_UNDEF: return 5;
-  default: return sh_hash(&v.l, sizeof v.l, 6);
+  default: return sh_hash(&v.l, sizeof v.l, seed ^ 6);
   }
 }
 

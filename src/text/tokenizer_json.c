@@ -25,14 +25,14 @@ typedef struct loader {
 
 static bool absent(const sh_json *v) { return !v || v->type == SH_JSON_NULL; }
 
-static const char *type_name(const sh_json *v) { return v ? sh_json_type_name(v->type) : "nothing"; }
+static const char *type_name(const sh_json *v) { return v ? sh_json_type_phrase(v->type) : "nothing"; }
 
 /* *out = obj[key], or `fallback` when it is absent or null. */
 static int read_bool(loader *l, const sh_json *obj, const char *key, bool fallback, bool *out) {
   const sh_json *v = sh_json_get(obj, key);
   *out = fallback;
   if (absent(v)) return 0;
-  if (v->type != SH_JSON_BOOL) return sh_fail(l->e, SH_ERR_FORMAT, "\"%s\" is a %s, wanted true or false", key, type_name(v));
+  if (v->type != SH_JSON_BOOL) return sh_fail(l->e, SH_ERR_FORMAT, "\"%s\" is %s, wanted true or false", key, type_name(v));
   *out = v->b;
   return 0;
 }
@@ -111,7 +111,7 @@ static int load_merge(loader *l, const sh_json *v, uint32_t rank) {
   if (v->type == SH_JSON_ARRAY && v->len == 2 && v->items[0].type == SH_JSON_STRING && v->items[1].type == SH_JSON_STRING)
     return sh_bpe_add_merge(l->t->bpe, rank, v->items[0].s, v->items[0].len, v->items[1].s, v->items[1].len, l->e);
   if (v->type != SH_JSON_STRING)
-    return sh_fail(l->e, SH_ERR_FORMAT, "merge %u is a %s, wanted \"left right\" or [\"left\", \"right\"]", (unsigned)rank, type_name(v));
+    return sh_fail(l->e, SH_ERR_FORMAT, "merge %u is %s, wanted \"left right\" or [\"left\", \"right\"]", (unsigned)rank, type_name(v));
   const char *space = memchr(v->s, ' ', v->len);
   size_t left = space ? (size_t)(space - v->s) : 0;
   if (!space || memchr(space + 1, ' ', v->len - left - 1))
@@ -323,11 +323,11 @@ static int32_t config_token(const sh_tok *t, const sh_json *config, const char *
 }
 
 static int load(loader *l, const sh_json *root) {
-  if (root->type != SH_JSON_OBJECT) return sh_fail(l->e, SH_ERR_FORMAT, "the file holds a %s, wanted an object", type_name(root));
+  if (root->type != SH_JSON_OBJECT) return sh_fail(l->e, SH_ERR_FORMAT, "the file holds %s, wanted an object", type_name(root));
   const sh_json *added = sh_json_get(root, "added_tokens"), *normalizer = sh_json_get(root, "normalizer"),
                 *post = sh_json_get(root, "post_processor");
   if (absent(added)) added = NULL;
-  else if (added->type != SH_JSON_ARRAY) return sh_fail(l->e, SH_ERR_FORMAT, "\"added_tokens\" is a %s, wanted an array", type_name(added));
+  else if (added->type != SH_JSON_ARRAY) return sh_fail(l->e, SH_ERR_FORMAT, "\"added_tokens\" is %s, wanted an array", type_name(added));
   int rc = load_model(l, root, added ? added->len : 0);
   if (!rc && !absent(normalizer)) rc = walk(l, normalizer, "normalizer", "normalizers", 0, on_normalizer);
   if (!rc) rc = load_pretokenizer(l, root);

@@ -615,6 +615,37 @@ static void built_trees_grow_and_replace(void **state) {
   assert_memory_equal(s->s, "a\0b", 4);
 }
 
+static void an_added_member_stands_beside_those_of_its_name_and_the_last_is_found(void **state) {
+  (void)state;
+  enum { N = 200000 };
+  sh_json *o = sh_json_new_object(arena), *v = sh_json_new_bool(arena, true);
+  char key[16];
+  for (int i = 0; i < N; i++) { /* with a look-up each this takes minutes */
+    int n = snprintf(key, sizeof key, "k%d", i);
+    assert_int_equal(sh_json_add(arena, o, key, (size_t)n, v), 0);
+  }
+  assert_int_equal(o->len, N);
+  assert_int_equal(sh_json_add(arena, o, "k7", 2, sh_json_new_int(arena, 5)), 0);
+  assert_int_equal(o->len, N + 1);
+  assert_string_equal(sh_json_get(o, "k7")->s, "5");
+  assert_int_equal(sh_json_set(arena, o, "k7", sh_json_new_int(arena, 6)), 0); /* the one that is found */
+  assert_int_equal(o->len, N + 1);
+  assert_string_equal(sh_json_get(o, "k7")->s, "6");
+  assert_int_equal(sh_json_add(arena, o, "a\0b", 3, v), 0);
+  assert_null(sh_json_get(o, "a"));
+  assert_int_equal(o->members[N + 1].key_len, 3);
+  assert_int_equal(sh_json_add(arena, v, "x", 1, v), SH_ERR_ARG);
+}
+
+static void types_have_names_and_phrases(void **state) {
+  (void)state;
+  assert_string_equal(sh_json_type_name(SH_JSON_ARRAY), "array");
+  assert_string_equal(sh_json_type_phrase(SH_JSON_ARRAY), "an array");
+  assert_string_equal(sh_json_type_phrase(SH_JSON_OBJECT), "an object");
+  assert_string_equal(sh_json_type_phrase(SH_JSON_NUMBER), "a number");
+  assert_string_equal(sh_json_type_phrase(SH_JSON_NULL), "null");
+}
+
 static void appending_to_a_copy_leaves_the_original_alone(void **state) {
   (void)state;
   sh_json *arr = sh_json_new_array(arena), *o = sh_json_new_object(arena);
@@ -664,6 +695,8 @@ int main(void) {
       cmocka_unit_test(memory_is_bounded_by_the_arena),
       cmocka_unit_test(a_failed_allocation_is_reported_at_every_point),
       cmocka_unit_test(built_trees_grow_and_replace),
+      cmocka_unit_test(an_added_member_stands_beside_those_of_its_name_and_the_last_is_found),
+      cmocka_unit_test(types_have_names_and_phrases),
       cmocka_unit_test(appending_to_a_copy_leaves_the_original_alone),
       cmocka_unit_test(builders_without_memory_return_errors),
   };
