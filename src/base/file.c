@@ -11,9 +11,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -28,15 +30,17 @@ static int fail_open(sh_error *e, const char *path) {
   return sh_fail(e, SH_ERR_IO, "%s: cannot open: %s", path, strerror(err));
 }
 
-/* Opens for reading and gives the file's status; a folder is refused. Returns the descriptor or a negative sh_err. */
-static int open_read(const char *path, struct stat *st, sh_error *e) {
+/* Opens for reading and gives the file's status; a folder is refused, with `regular` everything that is no regular file (and the open does
+ * not wait for the other end of a pipe). Returns the descriptor or a negative sh_err. */
+static int open_read(const char *path, bool regular, struct stat *st, sh_error *e) {
   int fd;
-  do fd = open(path, O_RDONLY | O_CLOEXEC);
+  do fd = open(path, O_RDONLY | O_CLOEXEC | (regular ? O_NONBLOCK | O_NOCTTY : 0));
   while (fd < 0 && errno == EINTR);
   if (fd < 0) return fail_open(e, path);
   int rc = 0;
   if (fstat(fd, st) != 0) rc = sh_fail(e, SH_ERR_IO, "%s: cannot read its status: %s", path, strerror(errno));
   else if (S_ISDIR(st->st_mode)) rc = sh_fail(e, SH_ERR_IO, "%s is a folder, a file was wanted", path);
+  else if (regular && !S_ISREG(st->st_mode)) rc = sh_fail(e, SH_ERR_IO, "%s is not a regular file", path);
   if (rc) {
     close(fd);
     return rc;
@@ -75,11 +79,11 @@ static int read_all(int fd, const char *path, size_t max, size_t hint, sh_buf *b
   }
 }
 
-int sh_file_read(const char *path, size_t max, char **out, size_t *len, sh_error *e) {
+static int read_file(const char *path, bool regular, size_t max, char **out, size_t *len, sh_error *e) {
   *out = NULL;
   *len = 0;
   struct stat st;
-  int fd = open_read(path, &st, e);
+  int fd = open_read(path, regular, &st, e);
   if (fd < 0) return fd;
   sh_buf b;
   sh_buf_init(&b, max);
@@ -93,6 +97,12 @@ int sh_file_read(const char *path, size_t max, char **out, size_t *len, sh_error
   if (!rc) *len = n;
   sh_buf_free(&b);
   return rc;
+}
+
+int sh_file_read(const char *path, size_t max, char **out, size_t *len, sh_error *e) { return read_file(path, false, max, out, len, e); }
+
+int sh_file_read_regular(const char *path, size_t max, char **out, size_t *len, sh_error *e) {
+  return read_file(path, true, max, out, len, e);
 }
 
 /* --- Maps and the SIGBUS guard -------------------------------------------------------------------------------------------------------- */
@@ -164,12 +174,10 @@ void sh_map_guard_install(void) {
 int sh_map_open(sh_map *m, const char *path, sh_error *e) {
   *m = (sh_map){0};
   struct stat st;
-  int fd = open_read(path, &st, e);
+  int fd = open_read(path, true, &st, e);
   if (fd < 0) return fd;
   int rc = 0;
-  if (!S_ISREG(st.st_mode)) {
-    rc = sh_fail(e, SH_ERR_IO, "%s is not a regular file and cannot be mapped", path);
-  } else if (st.st_size == 0) {
+  if (st.st_size == 0) {
     m->p = (const uint8_t *)"";
   } else {
     size_t len = (size_t)st.st_size;
@@ -225,9 +233,11 @@ const char *sh_path_base(const char *path) {
 
 /* --- Writing -------------------------------------------------------------------------------------------------------------------------- */
 
+enum { MAX_WRITE = 1 << 30 }; /* bytes of one call */
+
 static int write_all(int fd, const char *p, size_t n) {
   while (n > 0) {
-    ssize_t w = write(fd, p, n);
+    ssize_t w = write(fd, p, n < MAX_WRITE ? n : MAX_WRITE);
     if (w < 0 && errno == EINTR) continue;
     if (w < 0) return -1;
     p += w;
@@ -249,33 +259,96 @@ static void sync_dir(const char *path) {
   close(fd);
 }
 
+/* The file that `path` leads to. Links are followed, or the rename would replace the link: /dev/stdout is one. A link to nothing is taken
+ * as the place itself. Caller frees. */
+static char *final_path(const char *path) {
+  struct stat st;
+  if (lstat(path, &st) != 0 || !S_ISLNK(st.st_mode)) return sh_strdup(path);
+  char real[PATH_MAX];
+  return sh_strdup(realpath(path, real) ? real : path);
+}
+
+/* How the target is written: *direct for what a rename would destroy. */
+static int choose_way(const char *path, bool *direct, sh_error *e) {
+  struct stat st;
+  *direct = false;
+  if (stat(path, &st) != 0 || S_ISREG(st.st_mode)) return 0; /* why it cannot be reached, the open will say */
+  *direct = S_ISFIFO(st.st_mode) || S_ISCHR(st.st_mode);
+  if (*direct) return 0;
+  return sh_fail(e, SH_ERR_IO, "%s is %s; a file, a pipe or a character device can be written", path,
+                 S_ISDIR(st.st_mode)   ? "a folder"
+                 : S_ISBLK(st.st_mode) ? "a block device"
+                                       : "a socket");
+}
+
+/* Beside the target, so that the rename stays in one file system. Caller frees. */
+static char *temporary_name(const char *path) {
+  sh_buf b;
+  sh_buf_init(&b, 1 << 16);
+  char *name = sh_buf_printf(&b, "%s.tmp.%ld", path, (long)getpid()) ? NULL : sh_buf_detach(&b);
+  sh_buf_free(&b);
+  return name;
+}
+
+int sh_file_out_open(sh_file_out *o, const char *path, sh_error *e) {
+  bool direct;
+  *o = (sh_file_out){.private_fd = -1};
+  int rc = choose_way(path, &direct, e);
+  if (rc) return rc;
+  o->private_path = direct ? sh_strdup(path) : final_path(path);
+  char *tmp = direct || !o->private_path ? NULL : temporary_name(o->private_path);
+  if (!o->private_path || (!direct && !tmp)) {
+    rc = sh_fail(e, SH_ERR_NOMEM, "%s: no memory for its name", path);
+    goto fail;
+  }
+  const char *name = direct ? path : tmp;
+  int flags = direct ? O_WRONLY | O_NOCTTY | O_CLOEXEC : O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC;
+  do o->private_fd = open(name, flags, 0666);
+  while (o->private_fd < 0 && errno == EINTR);
+  o->private_open = o->private_fd >= 0;
+  if (!o->private_open) {
+    rc = sh_fail(e, SH_ERR_IO, "%s: cannot %s: %s", name, direct ? "open" : "create", strerror(errno));
+    goto fail;
+  }
+  o->private_tmp = tmp;
+  return 0;
+fail:
+  sh_free(tmp);
+  sh_file_out_abandon(o);
+  return rc;
+}
+
+int sh_file_out_write(sh_file_out *o, const void *p, size_t n, sh_error *e) {
+  if (write_all(o->private_fd, p, n) == 0) return 0;
+  return sh_fail(e, SH_ERR_IO, "%s: cannot write %zu bytes: %s", o->private_path, n, strerror(errno));
+}
+
+int sh_file_out_commit(sh_file_out *o, sh_error *e) {
+  int err = o->private_tmp && fsync(o->private_fd) != 0 ? errno : 0;
+  if (close(o->private_fd) != 0 && !err) err = errno;
+  o->private_open = false;
+  if (!err && o->private_tmp && rename(o->private_tmp, o->private_path) != 0) err = errno;
+  if (err) return sh_fail(e, SH_ERR_IO, "%s: cannot write: %s", o->private_path, strerror(err));
+  if (o->private_tmp) sync_dir(o->private_path);
+  sh_free(o->private_tmp);
+  o->private_tmp = NULL;
+  sh_file_out_abandon(o);
+  return 0;
+}
+
+void sh_file_out_abandon(sh_file_out *o) {
+  if (o->private_open) close(o->private_fd);
+  if (o->private_tmp) unlink(o->private_tmp);
+  sh_free(o->private_tmp);
+  sh_free(o->private_path);
+  *o = (sh_file_out){0};
+}
+
 int sh_file_write_atomic(const char *path, const void *p, size_t n, sh_error *e) {
-  sh_buf tmp;
-  sh_buf_init(&tmp, 1 << 16);
-  int rc = sh_buf_printf(&tmp, "%s.tmp.%ld", path, (long)getpid());
-  if (rc) return sh_fail(e, rc, "%s: no memory for a temporary name", path);
-  int fd = open(tmp.p, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) {
-    rc = sh_fail(e, SH_ERR_IO, "%s: cannot create: %s", tmp.p, strerror(errno));
-    goto done;
-  }
-  bool bad = write_all(fd, p, n) != 0 || fsync(fd) != 0;
-  int err = errno;
-  if (close(fd) != 0 && !bad) {
-    bad = true;
-    err = errno;
-  }
-  if (!bad && rename(tmp.p, path) != 0) {
-    bad = true;
-    err = errno;
-  }
-  if (bad) {
-    unlink(tmp.p);
-    rc = sh_fail(e, SH_ERR_IO, "%s: cannot write %zu bytes: %s", path, n, strerror(err));
-    goto done;
-  }
-  sync_dir(path);
-done:
-  sh_buf_free(&tmp);
+  sh_file_out o;
+  int rc = sh_file_out_open(&o, path, e);
+  if (!rc) rc = sh_file_out_write(&o, p, n, e);
+  if (!rc) rc = sh_file_out_commit(&o, e);
+  sh_file_out_abandon(&o);
   return rc;
 }

@@ -7,8 +7,11 @@
 
 /* Reads a whole file. `max` bytes at most (SH_ERR_LIMIT). *out is NUL-terminated, owned by the caller (sh_free). "-" is not special. */
 int sh_file_read(const char *path, size_t max, char **out, size_t *len, sh_error *e);
+/* The same for a file nobody named himself, such as those of a model's folder: what is no regular file is refused without waiting for it
+ * (a pipe would be waited for until somebody writes to it). */
+int sh_file_read_regular(const char *path, size_t max, char **out, size_t *len, sh_error *e);
 
-/* A read-only private map of a whole file. An empty file maps to p = "" and len 0. */
+/* A read-only private map of a whole regular file. An empty file maps to p = "" and len 0. */
 typedef struct sh_map {
   const uint8_t *p;
   size_t len;
@@ -25,7 +28,20 @@ bool sh_dir_exists(const char *path);
 /* "dir/name", allocated (sh_free). name absolute: a copy of name. */
 char *sh_path_join(const char *dir, const char *name);
 const char *sh_path_base(const char *path); /* part after the last '/', borrowed */
-/* Writes all bytes to path.tmp.PID, syncs, renames. */
+
+/* A file that is written in pieces and appears as a whole: into path.tmp.PID, synced and renamed by the commit; a link is followed and its
+ * target replaced. A pipe or a character device (/dev/stdout, /dev/null) is written to as it comes, since a rename would put a file in its
+ * place. After an error, or when the caller gives up, sh_file_out_abandon leaves nothing behind but what a pipe has taken. */
+typedef struct sh_file_out {
+  char *private_path, *private_tmp; /* owned; tmp NULL: written to directly */
+  int private_fd;
+  bool private_open;
+} sh_file_out;
+int sh_file_out_open(sh_file_out *o, const char *path, sh_error *e);
+int sh_file_out_write(sh_file_out *o, const void *p, size_t n, sh_error *e);
+int sh_file_out_commit(sh_file_out *o, sh_error *e);
+void sh_file_out_abandon(sh_file_out *o); /* accepts a zeroed or committed struct */
+/* All of that for bytes in memory. */
 int sh_file_write_atomic(const char *path, const void *p, size_t n, sh_error *e);
 
 #endif

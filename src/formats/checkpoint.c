@@ -53,10 +53,10 @@ static int read_json(sh_ckpt *c, const char *name, const sh_json **out, sh_error
   int rc = path ? 0 : sh_fail(e, SH_ERR_NOMEM, "out of memory");
   if (!rc && sh_file_exists(path)) {
     sh_json *root = NULL;
-    rc = sh_file_read(path, MAX_SIDE_FILE, &text, &len, e); /* names the path itself */
+    rc = sh_file_read_regular(path, MAX_SIDE_FILE, &text, &len, e); /* names the path itself */
     if (!rc && (rc = sh_json_parse(text, len, NULL, c->trees, &root, e))) sh_fail_in(e, rc, "%s", path);
     if (!rc && !sh_json_is(root, SH_JSON_OBJECT))
-      rc = sh_fail(e, SH_ERR_FORMAT, "%s: an object is wanted, but it holds a %s", path, sh_json_type_name(root->type));
+      rc = sh_fail(e, SH_ERR_FORMAT, "%s: an object is wanted, but it holds %s", path, sh_json_type_phrase(root->type));
     if (!rc) *out = root;
   }
   sh_free(text);
@@ -88,7 +88,7 @@ static int read_template(sh_ckpt *c, sh_error *e) {
   if (!path) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
   int rc = 0;
   if (sh_file_exists(path)) {
-    rc = sh_file_read(path, MAX_TEMPLATE, &c->template_text, &c->chat_template_len, e);
+    rc = sh_file_read_regular(path, MAX_TEMPLATE, &c->template_text, &c->chat_template_len, e);
     if (!rc && !sh_utf8_valid(c->template_text, c->chat_template_len)) rc = sh_fail(e, SH_ERR_FORMAT, "%s is not UTF-8", path);
     if (!rc) c->chat_template = c->template_text;
   }

@@ -6,12 +6,8 @@
  * bytes, an overlap aliases weights). Mapping the header's JSON lazily, tensor by tensor, was refused: the checks need all of it. */
 #include "formats/safetensors.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <errno.h>
-#include <stdio.h>
-#include <unistd.h>
 
 #include "base/json.h"
 #include "base/mem.h"
@@ -312,55 +308,30 @@ static int write_header(sh_buf *b, const sh_ftensor *const *order, int n) {
   return 0;
 }
 
-static int write_all(int fd, const void *p, size_t n) {
-  const char *c = p;
-  while (n) {
-    ssize_t w = write(fd, c, n > ((size_t)1 << 30) ? (size_t)1 << 30 : n);
-    if (w < 0 && errno == EINTR) continue;
-    if (w < 0) return -1;
-    c += w;
-    n -= (size_t)w;
-  }
-  return 0;
-}
-
-static int write_file(const char *tmp, const char *path, const sh_buf *head, const sh_ftensor *const *order, int n, sh_error *e) {
-  int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) return sh_fail(e, SH_ERR_IO, "cannot create %s: %s", tmp, strerror(errno));
-  int bad = write_all(fd, head->p, head->len);
-  for (int i = 0; i < n && !bad; i++) bad = write_all(fd, order[i]->data, order[i]->bytes);
-  if (!bad) bad = fsync(fd);
-  int err = errno;
-  if (close(fd) && !bad) {
-    bad = 1;
-    err = errno;
-  }
-  if (!bad && rename(tmp, path)) {
-    bad = 1;
-    err = errno;
-  }
-  if (!bad) return 0;
-  unlink(tmp);
-  return sh_fail(e, SH_ERR_IO, "cannot write %s: %s", path, strerror(err));
+static int write_file(const char *path, const sh_buf *head, const sh_ftensor *const *order, int n, sh_error *e) {
+  sh_file_out o;
+  int rc = sh_file_out_open(&o, path, e);
+  if (!rc) rc = sh_file_out_write(&o, head->p, head->len, e);
+  for (int i = 0; i < n && !rc; i++) rc = sh_file_out_write(&o, order[i]->data, order[i]->bytes, e);
+  if (!rc) rc = sh_file_out_commit(&o, e);
+  sh_file_out_abandon(&o);
+  return rc;
 }
 
 int sh_st_write(const char *path, const sh_ftensor *t, int n, sh_error *e) {
   int rc = check_writable(t, n, e);
   if (rc) return rc;
-  sh_buf head, tmp;
+  sh_buf head;
   sh_buf_init(&head, MAX_HEADER);
-  sh_buf_init(&tmp, 1 << 16);
   const sh_ftensor **order = sh_calloc((size_t)n + 1, sizeof *order);
   if (!order) rc = sh_fail(e, SH_ERR_NOMEM, "out of memory for %d tensors", n);
   if (!rc) {
     for (int i = 0; i < n; i++) order[i] = &t[i];
     qsort(order, (size_t)n, sizeof *order, by_size);
     rc = write_header(&head, order, n);
-    if (!rc) rc = sh_buf_printf(&tmp, "%s.tmp.%ld", path, (long)getpid());
-    rc = rc ? sh_fail(e, rc, "%s: the header of %d tensors is too large", path, n) : write_file(tmp.p, path, &head, order, n, e);
+    rc = rc ? sh_fail(e, rc, "%s: the header of %d tensors is too large", path, n) : write_file(path, &head, order, n, e);
   }
   sh_free(order);
-  sh_buf_free(&tmp);
   sh_buf_free(&head);
   return rc;
 }

@@ -160,7 +160,7 @@ static bool read_journal(sh_pfile *f) {
   long long size, part_size;
   size_t n;
   int used = 0;
-  if (sh_file_read(f->journal_path, MAX_JOURNAL, &text, &n, NULL) != SH_OK) return false;
+  if (sh_file_read_regular(f->journal_path, MAX_JOURNAL, &text, &n, NULL) != SH_OK) return false;
   bool fits = sscanf(text, "sheng-pull 1 %64s %lld %lld%n", hash, &size, &part_size, &used) == 3 && text[used] == '\n' &&
               strcmp(hash, hash_or_dash(f)) == 0 && size == f->remote->size && part_size >= MIN_PART && strlen(text) == n &&
               set_parts(f, part_size, NULL) == SH_OK;

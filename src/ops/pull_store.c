@@ -127,7 +127,7 @@ int sh_pull_manifest_read(const char *dir, sh_pull_manifest *m, sh_error *e) {
   char *path = inside(dir, ".sheng-pull.json"), *text = NULL;
   size_t n;
   if (!path) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
-  int rc = sh_file_read(path, MAX_MANIFEST, &text, &n, NULL);
+  int rc = sh_file_read_regular(path, MAX_MANIFEST, &text, &n, NULL);
   sh_free(path);
   if (rc == SH_OK) rc = take_manifest(text, n, m);
   sh_free(text);
@@ -281,7 +281,7 @@ static int check_complete(const char *dir, sh_error *e) {
   size_t n;
   int rc = SH_OK, fd = -1;
   if (!resume || !lock) rc = sh_fail(e, SH_ERR_NOMEM, "out of memory");
-  else if (sh_file_read(resume, MAX_COMMAND, &command, &n, NULL) == SH_OK) {
+  else if (sh_file_read_regular(resume, MAX_COMMAND, &command, &n, NULL) == SH_OK) {
     fd = open(lock, O_RDONLY | O_CLOEXEC);
     if (fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK)
       rc = sh_fail(e, SH_ERR_BUSY, "%s is not complete: process %ld is pulling it right now; wait until it is done", dir, holder(fd));

@@ -225,9 +225,10 @@ static int read_generation_config(server *v, sh_error *e) {
   char *text = NULL;
   size_t n = 0;
   if (!strcmp(where, "auto") || !strcmp(where, "vllm")) return SH_OK;
-  char *path = sh_dir_exists(where) ? sh_path_join(where, "generation_config.json") : sh_strdup(where);
+  bool folder = sh_dir_exists(where);
+  char *path = folder ? sh_path_join(where, "generation_config.json") : sh_strdup(where);
   if (!path) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
-  int rc = sh_file_read(path, 1 << 20, &text, &n, e);
+  int rc = folder ? sh_file_read_regular(path, 1 << 20, &text, &n, e) : sh_file_read(path, 1 << 20, &text, &n, e);
   if (rc == SH_OK && (rc = sh_json_parse(text, n, NULL, v->s.arena, &config, e)) != SH_OK) sh_fail_in(e, rc, "%s", path);
   if (rc == SH_OK && !sh_json_is(config, SH_JSON_OBJECT)) rc = sh_fail(e, SH_ERR_FORMAT, "%s: a JSON object is wanted", path);
   if (rc != SH_OK) sh_fail_in(e, rc, "--generation-config");

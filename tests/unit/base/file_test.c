@@ -196,11 +196,93 @@ static void a_write_that_fails_leaves_the_old_file_and_nothing_else(void **state
   char sub[sizeof path + 8];
   snprintf(sub, sizeof sub, "%s/sub", dir);
   assert_int_equal(mkdir(sub, 0777), 0);
-  assert_int_equal(sh_file_write_atomic(sub, "a", 1, NULL), SH_ERR_IO); /* the rename onto a folder fails */
+  assert_int_equal(sh_file_write_atomic(sub, "a", 1, NULL), SH_ERR_IO); /* no file can take its place */
   char tmp[sizeof sub + 32];
   snprintf(tmp, sizeof tmp, "%s.tmp.%ld", sub, (long)getpid());
   assert_false(sh_file_exists(tmp));
   assert_int_equal(rmdir(sub), 0);
+}
+
+/* Nothing may take the place of a pipe or a device, nor of a link to one. */
+static void a_pipe_is_written_to_and_stays_one(void **state) {
+  (void)state;
+  char fifo[sizeof path + 8], got[16] = "";
+  struct stat st;
+  snprintf(fifo, sizeof fifo, "%s/fifo", dir);
+  assert_int_equal(mkfifo(fifo, 0600), 0);
+  int fd = open(fifo, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  assert_true(fd >= 0);
+  alarm(20);
+  assert_int_equal(sh_file_write_atomic(fifo, "through", 7, NULL), 0);
+  alarm(0);
+  assert_int_equal(read(fd, got, sizeof got - 1), 7);
+  assert_string_equal(got, "through");
+  close(fd);
+  assert_int_equal(lstat(fifo, &st), 0);
+  assert_true(S_ISFIFO(st.st_mode));
+  assert_int_equal(unlink(fifo), 0);
+}
+
+static void a_link_stays_and_its_target_is_written(void **state) {
+  (void)state;
+  char links[sizeof path + 8];
+  struct stat st;
+  snprintf(links, sizeof links, "%s/link", dir);
+  put_file("old", 3);
+  assert_int_equal(symlink("data", links), 0);
+  assert_int_equal(sh_file_write_atomic(links, "new", 3, NULL), 0);
+  char *s;
+  size_t n;
+  assert_int_equal(sh_file_read(path, 100, &s, &n, NULL), 0);
+  assert_string_equal(s, "new");
+  sh_free(s);
+  assert_int_equal(lstat(links, &st), 0);
+  assert_true(S_ISLNK(st.st_mode));
+  assert_int_equal(unlink(links), 0);
+  assert_int_equal(symlink("/dev/null", links), 0); /* a mistake here replaces the link in this folder and nothing else */
+  assert_int_equal(sh_file_write_atomic(links, "new", 3, NULL), 0);
+  assert_int_equal(lstat(links, &st), 0);
+  assert_true(S_ISLNK(st.st_mode));
+  assert_int_equal(unlink(links), 0);
+}
+
+static void a_file_that_was_given_up_is_as_it_was(void **state) {
+  (void)state;
+  put_file("old", 3);
+  sh_file_out o;
+  assert_int_equal(sh_file_out_open(&o, path, NULL), 0);
+  assert_int_equal(sh_file_out_write(&o, "half", 4, NULL), 0);
+  sh_file_out_abandon(&o);
+  sh_file_out_abandon(&o);
+  char *s, tmp[sizeof path + 32];
+  size_t n;
+  assert_int_equal(sh_file_read(path, 100, &s, &n, NULL), 0);
+  assert_string_equal(s, "old");
+  sh_free(s);
+  snprintf(tmp, sizeof tmp, "%s.tmp.%ld", path, (long)getpid());
+  assert_false(sh_file_exists(tmp));
+}
+
+static void a_pipe_where_a_file_was_meant_is_refused_at_once(void **state) {
+  (void)state;
+  char fifo[sizeof path + 8], *s;
+  size_t n;
+  sh_map m;
+  sh_error e;
+  snprintf(fifo, sizeof fifo, "%s/fifo", dir);
+  assert_int_equal(mkfifo(fifo, 0600), 0);
+  alarm(20); /* without a writer an open waits for ever */
+  assert_int_equal(sh_map_open(&m, fifo, &e), SH_ERR_IO);
+  assert_contains(e.text, "not a regular file");
+  assert_int_equal(sh_file_read_regular(fifo, 100, &s, &n, &e), SH_ERR_IO);
+  assert_contains(e.text, fifo);
+  assert_int_equal(sh_file_read_regular("/dev/zero", 100, &s, &n, &e), SH_ERR_IO);
+  alarm(0);
+  assert_int_equal(unlink(fifo), 0);
+  put_file("abc", 3);
+  assert_int_equal(sh_file_read_regular(path, 100, &s, &n, &e), 0);
+  assert_string_equal(s, "abc");
+  sh_free(s);
 }
 
 static void paths_are_joined_and_split(void **state) {
@@ -238,6 +320,10 @@ int main(void) {
       cmocka_unit_test(a_shrunk_file_ends_the_program_with_a_sentence_and_status_74),
       cmocka_unit_test(a_file_is_replaced_as_a_whole),
       cmocka_unit_test(a_write_that_fails_leaves_the_old_file_and_nothing_else),
+      cmocka_unit_test(a_pipe_is_written_to_and_stays_one),
+      cmocka_unit_test(a_link_stays_and_its_target_is_written),
+      cmocka_unit_test(a_file_that_was_given_up_is_as_it_was),
+      cmocka_unit_test(a_pipe_where_a_file_was_meant_is_refused_at_once),
       cmocka_unit_test(paths_are_joined_and_split),
   };
   return cmocka_run_group_tests(tests, make_dir, remove_dir);

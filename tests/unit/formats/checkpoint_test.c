@@ -124,10 +124,38 @@ static void a_broken_side_file_is_named(void **state) {
     refuse(temp_dir, SH_ERR_FORMAT, NAMES[i]);
     put_text(NAMES[i], "[]");
     refuse(temp_dir, SH_ERR_FORMAT, NAMES[i]);
+    refuse(temp_dir, SH_ERR_FORMAT, "it holds an array");
     put_text(NAMES[i], "{}");
   }
   put_text("chat_template.jinja", "\xff\xff");
   refuse(temp_dir, SH_ERR_FORMAT, "chat_template.jinja");
+}
+
+static void a_pipe_in_the_place_of_a_file_is_refused_at_once(void **state) {
+  (void)state;
+  static const char *const NAMES[] = {"config.json",    "generation_config.json", "tokenizer_config.json",
+                                      "tokenizer.json", "chat_template.jinja",    "model.safetensors"};
+  put_text("config.json", "{}");
+  put_st("model.safetensors", U8_TENSOR("a", 4), 4);
+  alarm(60); /* an open would wait for a writer */
+  for (size_t i = 0; i < sizeof NAMES / sizeof NAMES[0]; i++) {
+    char *good = NULL;
+    size_t n = 0;
+    if (sh_file_exists(in_temp(NAMES[i]))) good = slurp(in_temp(NAMES[i]), &n);
+    unlink(in_temp(NAMES[i]));
+    assert_int_equal(mkfifo(in_temp(NAMES[i]), 0600), 0);
+    refuse(temp_dir, SH_ERR_IO, NAMES[i]);
+    unlink(in_temp(NAMES[i]));
+    if (good) put_file(NAMES[i], good, n);
+    sh_free(good);
+  }
+  assert_int_equal(mkfifo(in_temp("x.gguf"), 0600), 0);
+  refuse(in_temp("x.gguf"), SH_ERR_IO, "not a regular file");
+  unlink(in_temp("x.gguf"));
+  unlink(in_temp("model.safetensors"));
+  assert_int_equal(mkfifo(in_temp("model.safetensors.index.json"), 0600), 0);
+  refuse(temp_dir, SH_ERR_IO, "model.safetensors.index.json");
+  alarm(0);
 }
 
 static void put_index(const char *weight_map) {
@@ -254,6 +282,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(only_the_first_part_of_a_split_gguf_stands_for_a_folder, make_temp_dir, remove_temp_dir),
       cmocka_unit_test_setup_teardown(what_is_no_model_is_named, make_temp_dir, remove_temp_dir),
       cmocka_unit_test_setup_teardown(a_broken_side_file_is_named, make_temp_dir, remove_temp_dir),
+      cmocka_unit_test_setup_teardown(a_pipe_in_the_place_of_a_file_is_refused_at_once, make_temp_dir, remove_temp_dir),
       cmocka_unit_test_setup_teardown(an_index_and_its_shards_must_agree, make_temp_dir, remove_temp_dir),
       cmocka_unit_test_setup_teardown(an_index_cannot_reach_out_of_its_folder, make_temp_dir, remove_temp_dir),
       cmocka_unit_test_setup_teardown(a_tokenizer_alone_is_enough_where_that_is_asked, make_temp_dir, remove_temp_dir),

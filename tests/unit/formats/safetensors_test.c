@@ -3,6 +3,8 @@
 
 #include "unit/formats/files.h"
 
+#include <fcntl.h>
+
 static const char *TWO = "{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]},"
                          "\"b.weight\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[24,32]}}";
 
@@ -195,6 +197,29 @@ static void written_tensors_are_read_back_aligned(void **state) {
   sh_st_close(s);
 }
 
+static void a_pipe_takes_the_same_bytes_and_stays_a_pipe(void **state) {
+  (void)state;
+  uint8_t data[4] = {1, 2, 3, 4};
+  sh_ftensor t = {.name = "a", .type = SH_U8, .n_dims = 1, .dims = {4}, .data = data, .bytes = 4};
+  sh_error e = {0};
+  struct stat st;
+  size_t n;
+  char got[4096];
+  if (sh_st_write(in_temp("file"), &t, 1, &e)) fail_msg("%s", e.text);
+  assert_int_equal(mkfifo(in_temp("fifo"), 0600), 0);
+  int fd = open(in_temp("fifo"), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  alarm(20);
+  if (sh_st_write(in_temp("fifo"), &t, 1, &e)) fail_msg("%s", e.text);
+  alarm(0);
+  char *want = slurp(in_temp("file"), &n);
+  assert_int_equal(read(fd, got, sizeof got), n);
+  assert_memory_equal(got, want, n);
+  sh_free(want);
+  close(fd);
+  assert_int_equal(lstat(in_temp("fifo"), &st), 0);
+  assert_true(S_ISFIFO(st.st_mode));
+}
+
 static void what_cannot_be_written_is_refused_and_leaves_no_file(void **state) {
   (void)state;
   uint8_t data[34] = {0};
@@ -258,6 +283,7 @@ int main(void) {
       cmocka_unit_test(mutated_files_are_refused_or_stay_inside_their_bytes),
       cmocka_unit_test(types_without_an_own_kind_keep_their_name),
       cmocka_unit_test_setup_teardown(written_tensors_are_read_back_aligned, make_temp_dir, remove_temp_dir),
+      cmocka_unit_test_setup_teardown(a_pipe_takes_the_same_bytes_and_stays_a_pipe, make_temp_dir, remove_temp_dir),
       cmocka_unit_test_setup_teardown(what_cannot_be_written_is_refused_and_leaves_no_file, make_temp_dir, remove_temp_dir),
       cmocka_unit_test(an_open_survives_failing_allocations),
       cmocka_unit_test(the_golden_file_opens),
