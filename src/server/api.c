@@ -68,7 +68,7 @@ static const char *error_type(int status) {
       {400, "BadRequestError"},          {401, "AuthenticationError"},     {404, "NotFoundError"},
       {405, "MethodNotAllowedError"},    {408, "RequestTimeoutError"},     {413, "ContentTooLargeError"},
       {422, "UnprocessableEntityError"}, {431, "HeadersTooLargeError"},    {500, "InternalServerError"},
-      {501, "NotImplementedError"},      {503, "ServiceUnavailableError"},
+      {501, "NotImplementedError"},      {503, "ServiceUnavailableError"}, {505, "HTTPVersionNotSupportedError"},
   };
   for (size_t i = 0; i < sizeof table / sizeof *table; i++)
     if (table[i].status == status) return table[i].type;

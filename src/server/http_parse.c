@@ -220,10 +220,27 @@ const char *sh_http_head_get(const sh_http_head *h, const char *lower_name) {
 
 /* --- Chunked coding --- */
 
-enum { IN_SIZE, IN_EXTENSION, IN_DATA, IN_DATA_END, IN_TRAILER_START, IN_TRAILER, IS_OVER, IS_BAD };
+/* _CR: a CR was seen, nothing but LF may follow. IN_BLANKS: after the size, where only ";" may follow. */
+enum {
+  IN_SIZE,
+  IN_BLANKS,
+  IN_EXTENSION,
+  IN_SIZE_CR,
+  IN_DATA,
+  IN_DATA_END,
+  IN_DATA_CR,
+  IN_TRAILER_START,
+  IN_LAST_CR,
+  IN_TRAILER,
+  IN_TRAILER_CR,
+  IS_OVER,
+  IS_BAD
+};
 enum { MAX_EXTENSION = 4096, MAX_TRAILERS = 16384 }; /* bytes; nothing in them is of use here */
 
 void sh_chunked_init(sh_chunked *c) { memset(c, 0, sizeof *c); }
+
+static int after_size(const sh_chunked *c) { return c->private_left ? IN_DATA : IN_TRAILER_START; }
 
 static int chunk_size_byte(sh_chunked *c, char ch) {
   int d = hex(ch);
@@ -233,34 +250,44 @@ static int chunk_size_byte(sh_chunked *c, char ch) {
     return IN_SIZE;
   }
   if (!c->private_digits) return IS_BAD;
-  if (ch == '\n') return c->private_left ? IN_DATA : IN_TRAILER_START;
-  if (ch == ';' || ch == ' ' || ch == '\t' || ch == '\r') return IN_EXTENSION;
-  return IS_BAD;
+  if (ch == '\r') return IN_SIZE_CR;
+  if (ch == '\n') return after_size(c);
+  if (ch == ';') return IN_EXTENSION;
+  return ch == ' ' || ch == '\t' ? IN_BLANKS : IS_BAD;
 }
+
+/* A byte that cannot stand inside a line. */
+static bool is_control(char ch) { return ((unsigned char)ch < 0x20 && ch != '\t') || ch == 0x7f; }
 
 /* One byte outside of data. */
 static int chunk_byte(sh_chunked *c, char ch) {
   switch (c->private_state) {
   case IN_SIZE: return chunk_size_byte(c, ch);
+  case IN_BLANKS:
+    if (++c->private_line > MAX_EXTENSION) return IS_BAD;
+    if (ch == ';') return IN_EXTENSION;
+    return ch == ' ' || ch == '\t' ? IN_BLANKS : IS_BAD;
   case IN_EXTENSION:
     if (++c->private_line > MAX_EXTENSION) return IS_BAD;
-    if (ch != '\n') return IN_EXTENSION;
-    return c->private_left ? IN_DATA : IN_TRAILER_START;
+    if (ch == '\r') return IN_SIZE_CR;
+    if (ch == '\n') return after_size(c);
+    return is_control(ch) ? IS_BAD : IN_EXTENSION;
+  case IN_SIZE_CR: return ch == '\n' ? after_size(c) : IS_BAD;
   case IN_DATA_END:
-    if (ch == '\r' && !c->private_line) {
-      c->private_line = 1;
-      return IN_DATA_END;
-    }
-    c->private_digits = 0;
-    c->private_line = 0;
+    if (ch == '\r') return IN_DATA_CR;
     return ch == '\n' ? IN_SIZE : IS_BAD;
+  case IN_DATA_CR: return ch == '\n' ? IN_SIZE : IS_BAD;
   case IN_TRAILER_START:
+    if (ch == '\r') return IN_LAST_CR;
     if (ch == '\n') return IS_OVER;
-    if (++c->private_trailer > MAX_TRAILERS) return IS_BAD;
-    return ch == '\r' ? IN_TRAILER_START : IN_TRAILER;
+    return is_control(ch) || ++c->private_trailer > MAX_TRAILERS ? IS_BAD : IN_TRAILER;
+  case IN_LAST_CR: return ch == '\n' ? IS_OVER : IS_BAD;
   case IN_TRAILER:
     if (++c->private_trailer > MAX_TRAILERS) return IS_BAD;
-    return ch == '\n' ? IN_TRAILER_START : IN_TRAILER;
+    if (ch == '\r') return IN_TRAILER_CR;
+    if (ch == '\n') return IN_TRAILER_START;
+    return is_control(ch) ? IS_BAD : IN_TRAILER;
+  case IN_TRAILER_CR: return ch == '\n' ? IN_TRAILER_START : IS_BAD;
   default: return IS_BAD;
   }
 }
@@ -273,7 +300,7 @@ int sh_chunked_feed(sh_chunked *c, const char *p, size_t n, size_t *used, const 
       c->private_left -= take;
       if (!c->private_left) {
         c->private_state = IN_DATA_END;
-        c->private_line = 0;
+        c->private_line = c->private_digits = 0;
       }
       *data = p + i;
       *len = take;

@@ -144,9 +144,30 @@ static void chunks_decode_in_any_pieces(void **state) {
   }
 }
 
+static void a_size_may_have_blanks_before_its_extension_and_a_bare_line_end(void **state) {
+  (void)state;
+  static const char *const cases[] = {"5;a=b\r\nhello\r\n0\r\n\r\n", "5 \t;a=\"b c\"\r\nhello\r\n0;x\r\n\r\n", "5\nhello\n0\n\n",
+                                      "05;a\nhello\r\n00\r\nA: b\n\n"};
+  char out[256];
+  size_t n, used;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t step = 1; step < 8; step++) {
+      assert_int_equal(decode(cases[i], step, out, &n, &used), SH_CHUNKED_END);
+      assert_int_equal(n, 5);
+      assert_memory_equal(out, "hello", 5);
+      assert_int_equal(used, strlen(cases[i]));
+    }
+  }
+}
+
 static void broken_chunks_are_bad(void **state) {
   (void)state;
-  static const char *const cases[] = {"x\r\n", "\r\n", "4\r\nWikiX", "ffffffffffffffffff\r\n", "-1\r\n", "4\r\nWiki\r\r\n"};
+  static const char *const cases[] = {"x\r\n", "\r\n", "4\r\nWikiX", "ffffffffffffffffff\r\n", "-1\r\n", "4\r\nWiki\r\r\n",
+                                      /* a size and something a second parser could take for another */
+                                      "5 5\r\nhello\r\n0\r\n\r\n", "5\rfoo\nhello\r\n0\r\n\r\n", "5\r\r\nhello\r\n", "5 \r\nhello\r\n",
+                                      "5 x\r\nhello\r\n", " 5\r\nhello\r\n", "5,5\r\n", "5;a\rb\r\nhello\r\n", "5;a\x01\r\nhello\r\n",
+                                      "0x5\r\nhello\r\n", "+5\r\nhello\r\n", "0\r\n\r\r\n", "0\r\nA: b\rC: d\r\n\r\n",
+                                      "0\r\n\rA: b\r\n\r\n", "0\r\nA: \x01\r\n\r\n"};
   char out[256];
   size_t n, used;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) assert_int_equal(decode(cases[i], 3, out, &n, &used), SH_CHUNKED_BAD);
@@ -160,6 +181,7 @@ int main(void) {
       cmocka_unit_test(what_two_parsers_could_read_differently_is_refused),
       cmocka_unit_test(the_101st_header_is_too_many),
       cmocka_unit_test(chunks_decode_in_any_pieces),
+      cmocka_unit_test(a_size_may_have_blanks_before_its_extension_and_a_bare_line_end),
       cmocka_unit_test(broken_chunks_are_bad),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
