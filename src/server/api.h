@@ -21,7 +21,9 @@ enum {
   SH_API_MAX_NODES = 4 << 20,    /* JSON values of a body */
   SH_API_MAX_CHOICES = 4096,     /* prompts x n */
   SH_API_MAX_N = 128,            /* choices per prompt */
-  SH_API_MAX_STOP = 1024,        /* stop strings; bad words */
+  SH_API_MAX_STOP = 256,         /* stop strings: the engine's limit */
+  SH_API_MAX_STOP_TOTAL = 65536, /* bytes of all of them: the engine's limit */
+  SH_API_MAX_BAD_WORDS = 1024,
   SH_API_MAX_STOP_BYTES = 16384, /* of one stop string or bad word */
 };
 

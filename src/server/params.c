@@ -12,6 +12,7 @@
 #include "server/params.h"
 #include "base/log.h"
 #include "base/text.h"
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -22,7 +23,7 @@ typedef enum field_type {
   F_INT,
   F_FLOAT,
   F_STR,
-  F_STRINGS, /* a string or a list of strings -> sh_str *, int */
+  F_STRINGS, /* a string or a list of at most max strings -> sh_str *, int */
   F_IDS,     /* list of token ids -> int32_t *, int */
   F_BIAS,    /* {"id": bias} -> sh_token_bias *, int */
   F_OBJECT,  /* kept as JSON */
@@ -93,12 +94,12 @@ static const field fields[] = {
     {"presence_penalty", CT, F_FLOAT, AT(presence_penalty), 0, -2, 2, 0, NULL, NULL},
     {"frequency_penalty", CT, F_FLOAT, AT(frequency_penalty), 0, -2, 2, 0, NULL, NULL},
     {"seed", CT, F_INT, AT(seed), 0, 0, 0, 0, NULL, NULL},
-    {"stop", CT, F_STRINGS, LIST(stop), 0, 0, 0, NULL, NULL},
+    {"stop", CT, F_STRINGS, LIST(stop), 0, SH_API_MAX_STOP, 0, NULL, NULL},
     {"include_stop_str_in_output", CT, F_BOOL, AT(include_stop_str_in_output), 0, 0, 0, 0, NULL, NULL},
     {"stop_token_ids", CT, F_IDS, LIST(stop_ids), 0, 0, 0, NULL, NULL},
     {"ignore_eos", CT, F_BOOL, AT(ignore_eos), 0, 0, 0, 0, NULL, NULL},
     {"logit_bias", CT, F_BIAS, LIST(bias), 0, 0, 0, NULL, NULL},
-    {"bad_words", CT, F_STRINGS, LIST(bad_words), 0, 0, 0, NULL, NULL},
+    {"bad_words", CT, F_STRINGS, LIST(bad_words), 0, SH_API_MAX_BAD_WORDS, 0, NULL, NULL},
     {"allowed_token_ids", CT, F_IDS, LIST(allowed), 0, 0, 0, NULL, NULL},
     {"logprobs", T, F_INT, AT(logprobs), 0, 0, I32, 0, NULL, NULL},
     {"logprobs", C, F_BOOL, AT(chat_logprobs), 0, 0, 0, 0, NULL, NULL},
@@ -211,8 +212,7 @@ static int out_of_memory(sh_api_error *e) { return sh_api_fail(e, 503, NULL, "Ou
 static int take_strings(const field *f, const sh_json *v, sh_arena *a, sh_str **out, int *n, sh_api_error *e) {
   bool list = v->type == SH_JSON_ARRAY;
   size_t count = list ? v->len : 1;
-  if (count > SH_API_MAX_STOP)
-    return sh_api_fail(e, 400, f->name, "`%s` has %zu entries; the limit is %d.", f->name, count, SH_API_MAX_STOP);
+  if ((double)count > f->max) return sh_api_fail(e, 400, f->name, "`%s` has %zu entries; the limit is %.0f.", f->name, count, f->max);
   *out = sh_arena_array(a, count + 1, sizeof **out);
   if (!*out) return out_of_memory(e);
   for (size_t i = 0; i < count; i++)
@@ -364,6 +364,11 @@ static int check_together(const sh_params *p, sh_api_kind kind, const sh_params_
                          (long long)counts[i].v, (long long)lim->max_logprobs);
   if (p->prompt_logprobs != SH_UNSET && p->stream)
     return sh_api_fail(e, 400, "prompt_logprobs", "`prompt_logprobs` are not available when `stream=True`.");
+  size_t stop_bytes = 0;
+  for (int i = 0; i < p->n_stop; i++) stop_bytes += p->stop[i].n;
+  if (stop_bytes > SH_API_MAX_STOP_TOTAL)
+    return sh_api_fail(e, 400, "stop", "The strings of `stop` have %zu bytes together; the limit is %d.", stop_bytes,
+                       SH_API_MAX_STOP_TOTAL);
   if (p->truncate_prompt_tokens == 0)
     return sh_api_fail(e, 400, "truncate_prompt_tokens", "`truncate_prompt_tokens` must be -1 or at least 1, got 0.");
   if (p->allowed && !p->n_allowed) return sh_api_fail(e, 400, "allowed_token_ids", "`allowed_token_ids` is not null and empty.");
@@ -396,6 +401,11 @@ int sh_params_parse(const sh_json *body, sh_api_kind kind, const sh_params_limit
 
 /* --- Defaults --- */
 
+static void warn_left_out(const char *name, const sh_json *v) {
+  if (v->type == SH_JSON_NUMBER) sh_log(SH_LOG_WARN, "generation config: %s %.40s is out of range and left out", name, v->s);
+  else sh_log(SH_LOG_WARN, "generation config: %s is %s and no number, and left out", name, sh_json_type_phrase(v->type));
+}
+
 void sh_gen_defaults_read(const sh_json *config, sh_gen_defaults *out) {
   static const struct {
     const char *name;
@@ -420,14 +430,17 @@ void sh_gen_defaults_read(const sh_json *config, sh_gen_defaults *out) {
     bool good = v->type == SH_JSON_NUMBER && sh_json_double(v, &d) == SH_OK && d >= rows[i].min && d <= rows[i].max &&
                 !(rows[i].above && d <= rows[i].min);
     if (good && rows[i].integer) good = sh_json_int(v, &n) == SH_OK;
-    if (!good) sh_log(SH_LOG_WARN, "generation config: %s is out of range and left out", rows[i].name);
+    if (!good) warn_left_out(rows[i].name, v);
     else if (rows[i].integer) *(int64_t *)(void *)((char *)out + rows[i].at) = n;
     else *(double *)(void *)((char *)out + rows[i].at) = d;
   }
 }
 
+/* What is above 0 stays above 0 where a float cannot tell: 0 means something else. */
 static float pick(double request, double config, double openai) {
-  return (float)(!isnan(request) ? request : !isnan(config) ? config : openai);
+  double d = !isnan(request) ? request : !isnan(config) ? config : openai;
+  float f = (float)d;
+  return d > 0 && f == 0 ? FLT_TRUE_MIN : f;
 }
 
 void sh_params_fill(const sh_params *p, const sh_gen_defaults *d, sh_request_params *out) {
