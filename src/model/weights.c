@@ -331,6 +331,34 @@ static void bind_ends(binder *b) {
   else matrix(b, "", "lm_head.weight", "output.weight", c->vocab_size, c->hidden, &b->w->head);
 }
 
+/* The number of the layer a tensor belongs to; -1: none of the main model's. */
+static int layer_of(const binder *b, const char *name) {
+  const char *root = b->c->from_gguf ? "" : b->root, *word = b->c->from_gguf ? "blk." : "layers.";
+  size_t n = strlen(root), k = strlen(word);
+  if (strncmp(name, root, n) != 0 || strncmp(name + n, word, k) != 0) return -1;
+  const char *p = name + n + k;
+  int layer = 0, digits = 0;
+  for (; p[digits] >= '0' && p[digits] <= '9' && digits < 6; digits++) layer = layer * 10 + (p[digits] - '0');
+  return digits && p[digits] == '.' ? layer : -1;
+}
+
+/* More layers in the file than the config speaks of: the model would answer, and wrongly. A GGUF counts its prediction blocks among them.
+ */
+static void refuse_surplus_layers(binder *b) {
+  int known = b->c->n_layers + (b->c->from_gguf ? b->c->mtp_layers : 0), first = -1, lowest = 0, most = 0;
+  for (int i = 0; i < sh_ckpt_count(b->ck); i++) {
+    int layer = layer_of(b, sh_ckpt_at(b->ck, i)->name);
+    if (layer < known) continue;
+    if (layer >= most) most = layer + 1;
+    if (first >= 0 && layer >= lowest) continue;
+    first = i;
+    lowest = layer;
+  }
+  if (first >= 0)
+    b->rc = sh_fail(b->e, SH_ERR_FORMAT, "%s: tensor %s is surplus: the file has %d layers, %s says %d", sh_ckpt_path(b->ck),
+                    sh_ckpt_at(b->ck, first)->name, most, b->c->from_gguf ? "block_count" : "num_hidden_layers", known);
+}
+
 /* Counts what nobody asked for. Known and left alone: the vision tower; a head that is tied anyway; the converter's rotary factors (part of
  * the config). */
 static void account_rest(binder *b) {
@@ -357,6 +385,7 @@ int sh_weights_bind(sh_weights *w, const sh_config *c, const sh_ckpt *ck, sh_err
   if (!b.rc) {
     find_root(&b);
     bind_ends(&b);
+    if (!b.rc) refuse_surplus_layers(&b);
   }
   for (int i = 0; i < c->n_layers && !b.rc; i++) {
     set_scope(&b, i);

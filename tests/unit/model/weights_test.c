@@ -293,6 +293,43 @@ static void a_missing_or_wrong_tensor_is_named_with_both_shapes(void **state) {
   }
 }
 
+/* A config that knows fewer layers than the file would give a model that answers, and wrongly. */
+static void layers_the_config_does_not_know_are_an_error(void **state) {
+  (void)state;
+  static const char config[] =
+      "{\"model_type\":\"qwen3_5_text\",\"vocab_size\":640,\"hidden_size\":128,\"num_hidden_layers\":%d,\"num_attention_heads\":4,"
+      "\"num_key_value_heads\":2,\"head_dim\":64,\"intermediate_size\":256,\"linear_num_key_heads\":2,\"linear_num_value_heads\":4,"
+      "\"linear_key_head_dim\":32,\"linear_value_head_dim\":32,\"max_position_embeddings\":4096,\"tie_word_embeddings\":true}";
+  const change none = {.name = ""};
+  char text[600];
+  model m;
+  sh_error e = {0};
+  put_changed("tests/golden/models/dense-small", &none);
+  snprintf(text, sizeof text, config, 8);
+  put_text("config.json", text);
+  load(&m, temp_dir);
+  unload(&m);
+  snprintf(text, sizeof text, config, 4);
+  put_text("config.json", text);
+  assert_int_equal(try_load(&m, temp_dir, &e), SH_ERR_FORMAT);
+  assert_says(e.text, "tensor model.layers.4.");
+  assert_says(e.text, "8 layers");
+  assert_says(e.text, "num_hidden_layers says 4");
+  unload(&m);
+
+  size_t n, key = strlen("qwen35.block_count");
+  char *p = slurp("tests/golden/gguf/dense-small-bf16.gguf", &n);
+  char *at = memmem(p, n, "qwen35.block_count", key);
+  assert_non_null(at);
+  assert_int_equal(at[key + 4], 8); /* after the type of the value */
+  at[key + 4] = 4;
+  assert_int_equal(try_load(&m, memory_file(p, n), &e), SH_ERR_FORMAT);
+  assert_says(e.text, "tensor blk.4.");
+  assert_says(e.text, "8 layers, block_count says 4");
+  unload(&m);
+  sh_free(p);
+}
+
 static void shapes_may_differ_in_dimensions_of_one(void **state) {
   (void)state;
   const change squeezed = {.name = "model.layers.0.linear_attn.conv1d.weight", .n_dims = 2, .dims = {256, 4}};
@@ -504,6 +541,7 @@ int main(void) {
       cmocka_unit_test(folder_and_gguf_agree_on_every_gain),
       cmocka_unit_test(smollm2_is_bound_without_copies),
       cmocka_unit_test_setup_teardown(a_missing_or_wrong_tensor_is_named_with_both_shapes, make_temp_dir, remove_temp_dir),
+      cmocka_unit_test_setup_teardown(layers_the_config_does_not_know_are_an_error, make_temp_dir, remove_temp_dir),
       cmocka_unit_test_setup_teardown(shapes_may_differ_in_dimensions_of_one, make_temp_dir, remove_temp_dir),
       cmocka_unit_test_setup_teardown(extra_tensors_are_counted_and_do_no_harm, make_temp_dir, remove_temp_dir),
       cmocka_unit_test_setup_teardown(a_half_prediction_head_is_an_error, make_temp_dir, remove_temp_dir),
