@@ -209,6 +209,16 @@ static double rope_field(reader *r, const sh_json *block, const char *key, doubl
   return def;
 }
 
+/* What a kind of scaling cannot do without. transformers refuses the same; a default would be a guess about every position. */
+static void want_rope_fields(reader *r, const sh_json *block, sh_rope_kind kind) {
+  static const char *const LLAMA3[] = {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", NULL};
+  static const char *const OTHERS[] = {"factor", NULL};
+  const char *const *names = kind == SH_ROPE_LLAMA3 ? LLAMA3 : OTHERS;
+  for (int i = 0; kind != SH_ROPE_NONE && names[i] && !r->rc; i++)
+    if (!present(block, names[i]))
+      r->rc = sh_fail(r->e, SH_ERR_FORMAT, "%s is missing: rope scaling %s (rope_type) needs it", names[i], sh_rope_kind_name(kind));
+}
+
 static void read_yarn(reader *r, const sh_json *block, sh_rope *p) {
   p->beta_fast = get_double_of(r, block, "beta_fast", 32);
   p->beta_slow = get_double_of(r, block, "beta_slow", 1);
@@ -226,6 +236,7 @@ static void read_rope(reader *r, sh_config *c, double def_partial) {
   double partial = rope_field(r, block, "partial_rotary_factor", def_partial);
   p.theta = rope_field(r, block, "rope_theta", 10000);
   if (!r->rc && !(partial > 0 && partial <= 1)) fail(r, SH_ERR_FORMAT, "must be above 0 and at most 1", "partial_rotary_factor");
+  if (!r->rc) want_rope_fields(r, block, p.kind);
   if (r->rc) return;
   p.dim = (int)(c->head_dim * partial);
   if (p.dim < 2 || p.dim % 2) {
@@ -234,7 +245,7 @@ static void read_rope(reader *r, sh_config *c, double def_partial) {
     return;
   }
   p.original_max = get_double_of(r, block, "original_max_position_embeddings", c->max_position);
-  p.factor = p.kind == SH_ROPE_NONE ? 1 : get_double_of(r, block, "factor", p.kind == SH_ROPE_YARN ? c->max_position / p.original_max : 0);
+  p.factor = p.kind == SH_ROPE_NONE ? 1 : get_double_of(r, block, "factor", 0);
   if (p.kind == SH_ROPE_YARN) read_yarn(r, block, &p);
   p.low_freq = get_double_of(r, block, "low_freq_factor", 0);
   p.high_freq = get_double_of(r, block, "high_freq_factor", 0);

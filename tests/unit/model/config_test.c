@@ -287,6 +287,17 @@ static void what_is_not_computed_is_refused_by_name(void **state) {
        SH_ERR_FORMAT},
       {"{\"model_type\":\"llama\",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"attention_factor\":-1}}", "attention_factor",
        SH_ERR_FORMAT},
+      {"{\"model_type\":\"llama\",\"rope_scaling\":{\"type\":\"linear\"}}", "factor is missing", SH_ERR_FORMAT},
+      {"{\"model_type\":\"qwen3_5_text\",\"rope_parameters\":{\"rope_type\":\"yarn\"}}", "factor is missing", SH_ERR_FORMAT},
+      {"{\"model_type\":\"qwen3_5_text\",\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":null,"
+       "\"original_max_position_embeddings\":4096}}",
+       "factor is missing", SH_ERR_FORMAT},
+      {"{\"model_type\":\"llama\",\"rope_scaling\":{\"rope_type\":\"llama3\",\"low_freq_factor\":1,\"high_freq_factor\":4,"
+       "\"original_max_position_embeddings\":8192}}",
+       "factor is missing", SH_ERR_FORMAT},
+      {"{\"model_type\":\"llama\",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,"
+       "\"high_freq_factor\":4}}",
+       "original_max_position_embeddings is missing", SH_ERR_FORMAT},
       {"{\"model_type\":\"llama\",\"rope_theta\":0}", "rope_theta", SH_ERR_FORMAT},
       {"{\"model_type\":\"llama\",\"rope_theta\":1e300}", "rope_theta", SH_ERR_FORMAT},
       {"{\"model_type\":\"llama\",\"partial_rotary_factor\":1.5}", "partial_rotary_factor", SH_ERR_FORMAT},
