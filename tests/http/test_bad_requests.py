@@ -1,10 +1,11 @@
 """What a client can get wrong: always a 4xx in the one JSON shape, never a 500, never a dead server."""
 import json
+import time
 
 import openai
 import pytest
 
-from server import chat, completion, request, Reader
+from server import DENSE, SLOWNESS, chat, completion, request, Reader
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MESSAGE = '"messages":[{"role":"user","content":"x"}],"max_tokens":1'
@@ -68,7 +69,7 @@ FIELDS = [
     ("temperature", "hot"), ("temperature", -1), ("temperature", True), ("temperature", [1]), ("temperature", {}), ("top_p", 0), ("top_p", 2), ("top_p", "1"),
     ("top_k", -2), ("top_k", 0.5), ("min_p", 2), ("n", 0), ("n", 1000), ("n", -1), ("n", "1"), ("n", 1e300), ("max_tokens", -1), ("max_tokens", 1e12),
     ("max_tokens", "5"), ("max_tokens", 0), ("min_tokens", 17), ("presence_penalty", 3), ("frequency_penalty", -2.1), ("repetition_penalty", 0), ("seed", 1.5),
-    ("seed", "a"), ("stop", 1), ("stop", [1]), ("stop", [""]), ("stop", ""), ("stop", {"a": 1}), ("stop_token_ids", [10**9]), ("stop_token_ids", [-1]),
+    ("seed", "a"), ("stop", 1), ("stop", [1]), ("stop", [""]), ("stop", ""), ("stop", {"a": 1}), ("stop", ["a"] * 257), ("stop", ["a" * 16000] * 5), ("bad_words", ["a"] * 1025), ("stop_token_ids", [10**9]), ("stop_token_ids", [-1]),
     ("stop_token_ids", ["a"]), ("stop_token_ids", 5), ("logit_bias", {"640": 1}), ("logit_bias", {"a": 1}), ("logit_bias", {"1": None}),
     ("logit_bias", {"1": "x"}), ("logit_bias", [1]), ("allowed_token_ids", []), ("allowed_token_ids", [640]), ("bad_words", [""]), ("bad_words", 5),
     ("prompt_logprobs", 21), ("prompt_logprobs", -1), ("stream", "yes"), ("stream", 1), ("stream_options", {"include_usage": True}), ("echo", 1),
@@ -123,6 +124,58 @@ def test_fields_of_completions(server):
             raise
     check_error(server.post(COMPLETION, {"max_tokens": 1}), 400, "prompt")
     check_error(server.post(COMPLETION, completion(["a"] * 100, n=128)), 400, "n")
+
+
+EXCLUDED = "every token is excluded by the request's parameters"
+
+
+@pytest.mark.parametrize("path,body", [(CHAT, chat()), (COMPLETION, completion())], ids=["chat", "completion"])
+def test_parameters_that_exclude_every_token_are_the_fault_of_the_request(server, path, body):
+    word = server.post("/tokenize", {"prompt": "x"}).json()["tokens"]
+    for fields in ({"allowed_token_ids": [592, 594], "min_tokens": 3, "ignore_eos": False}, {"allowed_token_ids": word, "bad_words": ["x"]},
+                   {"allowed_token_ids": [65], "stop_token_ids": [65], "min_tokens": 1}):
+        for stream in (False, True):
+            message = check_error(server.post(path, {**body, **fields, "stream": stream, "n": 2}), 400, None)
+            assert message == EXCLUDED
+
+
+def test_a_stream_that_runs_out_of_tokens_says_so(server):
+    token = server.post("/tokenize", {"prompt": "x"}).json()["tokens"]
+    assert server.post("/tokenize", {"prompt": "xx"}).json()["tokens"] == token * 2
+    body = completion(allowed_token_ids=token, bad_words=["xx"], stream=True)
+    lines = [x for x in server.post(COMPLETION, body).text.split("\n\n") if x]
+    assert lines[-1] == "data: [DONE]" and "x" in lines[0]
+    error = json.loads(lines[-2].removeprefix("data: "))["error"]
+    assert error["code"] == 400 and error["type"] == "BadRequestError" and error["message"] == EXCLUDED
+
+
+def test_extreme_numbers_are_no_fault_of_the_model(server):
+    for fields in ({"repetition_penalty": 1e-44}, {"repetition_penalty": 1e-300}, {"repetition_penalty": 1e6}, {"temperature": 1.1e-5}, {"temperature": 1e6},
+                   {"temperature": 1e-300}, {"top_p": 1e-300}, {"min_p": 1e-300}, {"logit_bias": {str(i): 1e300 for i in range(0, 640, 2)}}):
+        for more in ({}, {"repetition_penalty": 1e-44, "temperature": 1.1e-5, "presence_penalty": -2, "frequency_penalty": -2}):
+            r = server.post(COMPLETION, completion(**{"temperature": 1, "seed": 1, "max_tokens": 4, **more, **fields}))
+            assert r.status_code == 200 and r.json()["usage"]["completion_tokens"] == 4, (fields, r.text)
+
+
+def test_a_hundred_thousand_template_variables_hold_up_nobody(start):
+    s = start(DENSE, "--default-chat-template-kwargs", '{"enable_thinking": true, "k7": 1}')
+    many = ",".join('"k%d":%d' % (i % 90000, i) for i in range(100000))
+    for path in (CHAT, "/tokenize"):
+        began = time.monotonic()
+        r = s.post(path, '{%s,"chat_template_kwargs":{%s}}' % (MESSAGE, many))
+        assert r.status_code in (200, 400), r.text
+        assert time.monotonic() - began < 5 * SLOWNESS
+    s.stop()
+
+
+def test_the_last_of_equal_template_variables_counts(start, tmp_path):
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ a }} {{ b }} {{ c }}{% for m in messages %}{% endfor %}")
+    s = start(DENSE, "--chat-template", template, "--default-chat-template-kwargs", '{"a": "default", "b": "default", "c": "default"}')
+    r = s.post("/tokenize", '{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"a":"first","b":"own","a":"last","c\\u0000":"other"}}')
+    text = s.post("/detokenize", {"tokens": r.json()["tokens"]}).json()["prompt"]
+    assert text == "last own default"
+    s.stop()
 
 
 def test_token_endpoints(server):

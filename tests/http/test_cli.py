@@ -5,6 +5,7 @@ import pty
 import select
 import shutil
 import signal
+import stat
 import subprocess
 import time
 
@@ -82,6 +83,42 @@ def test_run_in_a_pipe_answers_line_by_line():
     want = s.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "The quick brown fox"}], "temperature": 0, "max_tokens": 12})
     assert s.stop() == 0
     assert r.stdout[:half] == want.json()["choices"][0]["message"]["content"] + "\n"
+
+
+def test_run_without_a_limit_answers_until_the_context_is_full():
+    r = subprocess.run([BIN, "run", str(DENSE), "--temperature", "0", "--max-model-len", "256"], cwd=ROOT, input="hello\n", capture_output=True, text=True,
+                       timeout=120 * SLOWNESS)
+    assert r.returncode == 0 and r.stderr == "" and len(r.stdout) > 20, r
+
+
+def test_run_says_why_a_request_of_its_own_cannot_be_answered():
+    r = subprocess.run([BIN, "run", str(DENSE), "--max-model-len", "256", "--max-tokens", "8"], cwd=ROOT,
+                       input="/set allowed_token_ids [592]\n/set min_tokens 2\nhello\n/set allowed_token_ids [65]\nhello\n", capture_output=True, text=True,
+                       timeout=60 * SLOWNESS)
+    assert r.returncode == 0 and "every token is excluded by the request's parameters" in r.stderr and r.stderr.count("\n") == 1, r
+    assert len(r.stdout) > 8
+
+
+def test_logits_go_through_a_pipe_that_stays_one(tmp_path):
+    ids, fifo, file = tmp_path / "ids.json", tmp_path / "fifo", tmp_path / "file"
+    ids.write_text("[1, 2, 3]")
+    os.mkfifo(fifo)
+    command = [BIN, "logits", str(DENSE), "--ids", str(ids), "--out"]
+    with subprocess.Popen([*command, str(fifo)], cwd=ROOT) as p:
+        with open(fifo, "rb") as f:
+            got = f.read()
+        assert p.wait(60 * SLOWNESS) == 0
+    assert stat.S_ISFIFO(os.lstat(fifo).st_mode)
+    subprocess.run([*command, str(file)], cwd=ROOT, check=True, timeout=60 * SLOWNESS)
+    assert got == file.read_bytes() and sorted(os.listdir(tmp_path)) == ["fifo", "file", "ids.json"]
+
+
+def test_a_pipe_in_a_model_folder_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    os.mkfifo(tmp_path / "model.gguf")
+    for model in (tmp_path, tmp_path / "model.gguf"):
+        r = subprocess.run([BIN, "tokenize", str(model)], cwd=ROOT, input="", capture_output=True, text=True, timeout=30 * SLOWNESS)
+        assert r.returncode == 1 and "not a regular file" in r.stderr, r
 
 
 class Terminal:

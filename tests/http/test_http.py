@@ -64,8 +64,9 @@ def test_chunked_bodies(server, size):
         assert reader.response()[0] == 200
 
 
-def test_broken_chunks_are_400(server):
-    out = server.raw(request("POST", COMPLETION, b"", Transfer_Encoding="chunked") + b"zz\r\n")
+@pytest.mark.parametrize("chunk", [b"zz\r\n", b"5 5\r\nhello\r\n0\r\n\r\n", b"5\rfoo\nhello\r\n0\r\n\r\n"])
+def test_broken_chunks_are_400(server, chunk):
+    out = server.raw(request("POST", COMPLETION, b"", Transfer_Encoding="chunked") + chunk)
     assert out.startswith(b"HTTP/1.1 400 ") and b'"error"' in out
 
 
@@ -126,7 +127,8 @@ def test_malformed_requests_get_json_and_the_end(server, bytes_, status):
     out = server.raw(bytes_)
     assert out.startswith(b"HTTP/1.1 %d " % status)
     head, body = out.split(b"\r\n\r\n", 1)
-    assert json.loads(body)["error"]["code"] == status
+    error = json.loads(body)["error"]
+    assert error["code"] == status and (error["type"] == "InternalServerError") == (status == 500)
     assert b"connection: close" in head.lower() and b"content-type: application/json" in head.lower()
 
 
