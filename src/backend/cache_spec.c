@@ -1,7 +1,7 @@
 /* How many bytes a cache of a given shape takes: the memory plan asks before there is a cache, the backends ask when they make one.
  *
- * Pure functions, any thread. A size that does not fit in size_t comes out as SIZE_MAX, which no allocation and no plan can satisfy; a spec is built from a
- * model's config and from options, so it can be anything. */
+ * Pure functions, any thread. A size that does not fit in size_t comes out as SIZE_MAX, which no allocation and no plan can satisfy; a spec
+ * is built from a model's config and from options, so it can be anything. */
 #include "backend/backend.h"
 
 #include <stdint.h>

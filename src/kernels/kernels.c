@@ -1,8 +1,9 @@
 /* Chooses the kernels: the references first, then what the machine has and the option allows.
  *
- * Runs once per backend, on the thread that makes it; nothing is kept here. One binary serves every x86-64: the files of an instruction set are compiled with
- * their own flags and reached only through the table. A machine counts as able only if the system saves the wide registers too (XGETBV), which a hypervisor
- * or an old kernel may not do. AVX-512 is left out: the machines this is for have it rarely, and a second set of bits would have to be kept equal. */
+ * Runs once per backend, on the thread that makes it; nothing is kept here. One binary serves every x86-64: the files of an instruction set
+ * are compiled with their own flags and reached only through the table. A machine counts as able only if the system saves the wide
+ * registers too (XGETBV), which a hypervisor or an old kernel may not do. AVX-512 is left out: the machines this is for have it rarely, and
+ * a second set of bits would have to be kept equal. */
 #include "kernels/kernels.h"
 
 #include <string.h>
@@ -33,7 +34,8 @@ int sh_kernels_init(sh_kernels *k, const char *cpu, sh_error *e) {
   unsigned flags = sh_kernels_detect();
   if (cpu && !strcmp(cpu, "baseline")) return 0;
   if (cpu && !strcmp(cpu, "avx2") && !(flags & SH_CPU_AVX2))
-    return sh_fail(e, SH_ERR_UNSUPPORTED, "this machine has no AVX2 with FMA, F16C and BMI2; use the CPU option \"native\" or \"baseline\"");
+    return sh_fail(e, SH_ERR_UNSUPPORTED,
+                   "this machine has no AVX2 with FMA, F16C and BMI2; use the CPU option \"native\" or \"baseline\"");
   if (cpu && strcmp(cpu, "avx2") && strcmp(cpu, "native"))
     return sh_fail(e, SH_ERR_ARG, "unknown instruction set \"%s\": wanted native, avx2 or baseline", cpu);
 #ifdef __x86_64__

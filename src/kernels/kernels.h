@@ -1,9 +1,9 @@
 /* The arithmetic of the CPU backend: pure functions on arrays. No allocation, no globals, any thread; scratch comes from the caller.
  *
- * sh_kernels is a table of functions, filled with the plain C references first and then overwritten by what the machine allows. Inside one table a row's
- * result does not depend on how many rows a call has, on the split into calls or on alignment (docs/numerics.md): each output of a matrix product has one
- * chain of sums along k, and dot (few rows) and gemm (many) walk the same one; attention goes over keys in segments of SH_SEG positions; columns of the
- * delta rule are independent. Two tables (plain C, AVX2) may differ in the last bits.
+ * sh_kernels is a table of functions, filled with the plain C references first and then overwritten by what the machine allows. Inside one
+ * table a row's result does not depend on how many rows a call has, on the split into calls or on alignment (docs/numerics.md): each output
+ * of a matrix product has one chain of sums along k, and dot (few rows) and gemm (many) walk the same one; attention goes over keys in
+ * segments of SH_SEG positions; columns of the delta rule are independent. Two tables (plain C, AVX2) may differ in the last bits.
  *
  * The function types below are declared once and name the references and the variants: sh_k_dot sh_kern_dot_ref, sh_kern_dot_avx2. */
 #ifndef SH_KERNELS_KERNELS_H
@@ -13,15 +13,15 @@
 #include "formats/tensor.h"
 
 enum {
-  SH_SEG = 64,           /* positions of an attention segment; segment s holds positions [64 s, 64 s + 64) */
-  SH_SPAN = 1024,        /* positions whose segments are merged one after the other; the spans of a context are merged in order */
-  SH_ATTN_QUERIES = 64,  /* most queries of one attention tile */
-  SH_GDN_TILE = 32,      /* columns of a state tile: [k_dim, 32] float32 stays in L1 */
-  SH_CONV_STRIP = 64,    /* channels of a convolution strip */
-  SH_CONV_MAX = 16,      /* widest convolution */
-  SH_PACK_STEP = 4,      /* packing may be cut at multiples of this many rows */
-  SH_GEMM_ROWS = 24,     /* weight rows that gemm takes through its scratch at a time */
-  SH_GEMM_TOKENS = 512,  /* most activation rows of a gemm call */
+  SH_SEG = 64,          /* positions of an attention segment; segment s holds positions [64 s, 64 s + 64) */
+  SH_SPAN = 1024,       /* positions whose segments are merged one after the other; the spans of a context are merged in order */
+  SH_ATTN_QUERIES = 64, /* most queries of one attention tile */
+  SH_GDN_TILE = 32,     /* columns of a state tile: [k_dim, 32] float32 stays in L1 */
+  SH_CONV_STRIP = 64,   /* channels of a convolution strip */
+  SH_CONV_MAX = 16,     /* widest convolution */
+  SH_PACK_STEP = 4,     /* packing may be cut at multiples of this many rows */
+  SH_GEMM_ROWS = 24,    /* weight rows that gemm takes through its scratch at a time */
+  SH_GEMM_TOKENS = 512, /* most activation rows of a gemm call */
 };
 
 /* y[t][r] for weight rows r in [0, n_rows) and activation rows t in [0, n_tok):
@@ -29,48 +29,49 @@ enum {
  *   y[t][r] = scale ? fma(scale[t], v, y[t][r]) : add ? y[t][r] + v : v. */
 typedef struct sh_mm {
   sh_dtype type;
-  const uint8_t *w;          /* row r at w + r * row_bytes; any alignment */
+  const uint8_t *w; /* row r at w + r * row_bytes; any alignment */
   size_t row_bytes;
   int n_rows;
-  int64_t k;                 /* inputs; a multiple of the type's block */
+  int64_t k; /* inputs; a multiple of the type's block */
   int n_tok;
-  const float *const *x;     /* dot: [n_tok] rows of k floats */
-  const float *packed;       /* gemm: what pack made of the n_tok rows */
-  float *const *y;           /* [n_tok] rows */
-  int64_t y0;                /* column of y that weight row 0 goes to */
-  const float *bias;         /* [n_rows] or NULL */
-  const float *scale;        /* [n_tok] or NULL */
+  const float *const *x; /* dot: [n_tok] rows of k floats */
+  const float *packed;   /* gemm: what pack made of the n_tok rows */
+  float *const *y;       /* [n_tok] rows */
+  int64_t y0;            /* column of y that weight row 0 goes to */
+  const float *bias;     /* [n_rows] or NULL */
+  const float *scale;    /* [n_tok] or NULL */
   bool add;
-  float *scratch;            /* gemm: gemm_floats(k) floats, 64-byte aligned */
+  float *scratch; /* gemm: gemm_floats(k) floats, 64-byte aligned */
 } sh_mm;
 
-/* One tile of queries against one segment of keys. A tile holds n_tok consecutive tokens of `group` heads that share a key head; query i = token * group + head. */
+/* One tile of queries against one segment of keys. A tile holds n_tok consecutive tokens of `group` heads that share a key head; query i =
+ * token * group + head. */
 typedef struct sh_attn_seg {
-  int n_tok, group;                 /* n_tok * group <= SH_ATTN_QUERIES */
+  int n_tok, group; /* n_tok * group <= SH_ATTN_QUERIES */
   int head_dim;
-  float scale;                      /* of q.k */
-  const float *q;                   /* queries as attn_pack left them */
-  bool bf16;                        /* element type of keys and values: bf16, else float32 */
-  int n_pos;                        /* keys in the segment, 1..SH_SEG */
+  float scale;                        /* of q.k */
+  const float *q;                     /* queries as attn_pack left them */
+  bool bf16;                          /* element type of keys and values: bf16, else float32 */
+  int n_pos;                          /* keys in the segment, 1..SH_SEG */
   const uint8_t *const *k, *const *v; /* [n_pos] rows of head_dim elements */
-  const int *limit;                 /* [n_tok] keys that a token may see, 0..n_pos, ascending */
-  float *m, *l;                     /* [n_tok * group] running maximum and sum */
-  float *acc;                       /* [n_tok * group, sh_attn_stride(head_dim)] running weighted values */
-  float *scratch;                   /* sh_attn_scratch_floats(head_dim), 64-byte aligned */
+  const int *limit;                   /* [n_tok] keys that a token may see, 0..n_pos, ascending */
+  float *m, *l;                       /* [n_tok * group] running maximum and sum */
+  float *acc;                         /* [n_tok * group, sh_attn_stride(head_dim)] running weighted values */
+  float *scratch;                     /* sh_attn_scratch_floats(head_dim), 64-byte aligned */
 } sh_attn_seg;
 
 /* One column tile of one head's state over the tokens of a chunk. For each token t:
  *   u = beta[t] (v[t] - decay[t] S^T k[t]);  S = decay[t] S + k[t] u^T;  o[t] = S^T q[t]. */
 typedef struct sh_gdn_scan {
-  float *s;                  /* [k_dim, n_cols], contiguous */
-  int k_dim, n_cols;         /* n_cols <= SH_GDN_TILE */
+  float *s;          /* [k_dim, n_cols], contiguous */
+  int k_dim, n_cols; /* n_cols <= SH_GDN_TILE */
   int n_tok;
-  const float *q, *k;        /* row t at + t * qkv_stride, k_dim floats */
-  const float *v;            /* row t at + t * qkv_stride, n_cols floats */
+  const float *q, *k; /* row t at + t * qkv_stride, k_dim floats */
+  const float *v;     /* row t at + t * qkv_stride, n_cols floats */
   int64_t qkv_stride;
   const float *decay, *beta; /* element t at + t * g_stride */
   int64_t g_stride;
-  float *o;                  /* row t at + t * o_stride, n_cols floats */
+  float *o; /* row t at + t * o_stride, n_cols floats */
   int64_t o_stride;
 } sh_gdn_scan;
 
@@ -90,28 +91,29 @@ typedef void sh_k_swiglu(const float *gate, const float *up, int n, float *y);  
 typedef void sh_k_sigmoid_mul(const float *gate, int n, float *y);                        /* y *= sigmoid(gate) */
 /* Rotates the first 2 * half dims of a head, pairs (i, i + half) or (2i, 2i + 1); cs, sn [half]. */
 typedef void sh_k_rope(float *x, int half, bool interleaved, const float *cs, const float *sn);
-typedef void sh_k_to_bf16(const float *x, int n, uint8_t *y);                             /* round to nearest even */
+typedef void sh_k_to_bf16(const float *x, int n, uint8_t *y); /* round to nearest even */
 
 /* Query rows (pointers to head_dim floats) in attn_segment's order: at most sh_attn_pack_floats. */
 typedef void sh_k_attn_pack(const float *const *q, int n_q, int head_dim, float *out);
 typedef void sh_k_attn_segment(const sh_attn_seg *a);
 /* Merges a later span (m2, l2, acc2) into (m, l, acc), n_q queries. A query that saw nothing has m = -inf, l = 0, acc = 0. */
 typedef void sh_k_attn_merge(int n_q, int head_dim, float *m, float *l, float *acc, const float *m2, const float *l2, const float *acc2);
-typedef void sh_k_attn_finish(int head_dim, float l, const float *acc, float *y);         /* y = acc / l, one query */
+typedef void sh_k_attn_finish(int head_dim, float l, const float *acc, float *y); /* y = acc / l, one query */
 
-/* Causal depthwise convolution and SiLU of n channels (<= SH_CONV_STRIP) over n_tok rows, in place. state [width - 1, channels] holds the inputs before the
- * first row, oldest first, and is advanced. w [n, width], row c at w + c * width: oldest tap first. */
+/* Causal depthwise convolution and SiLU of n channels (<= SH_CONV_STRIP) over n_tok rows, in place. state [width - 1, channels] holds the
+ * inputs before the first row, oldest first, and is advanced. w [n, width], row c at w + c * width: oldest tap first. */
 typedef void sh_k_conv(float *x, int64_t x_stride, int n_tok, int n, int width, const float *w, float *state, int64_t state_stride);
-typedef void sh_k_l2norm(float *x, int n, float scale);                                   /* x *= scale / sqrt(sum x^2 + 1e-6), one head */
+typedef void sh_k_l2norm(float *x, int n, float scale); /* x *= scale / sqrt(sum x^2 + 1e-6), one head */
 typedef void sh_k_gdn_gates(const float *a, const float *b, const float *neg_exp_a, const float *dt_bias, int n, float *decay, float *beta);
 typedef void sh_k_gdn_scan(const sh_gdn_scan *a);
 typedef void sh_k_gdn_out(const float *z, const float *gain, float eps, int n, float *o); /* o = rmsnorm(o) gain silu(z), one head */
 
-/* The top_k largest of logits [n_experts] (ties to the lower index), by ascending index, with the softmax over all experts renormalised to sum 1 over them. */
+/* The top_k largest of logits [n_experts] (ties to the lower index), by ascending index, with the softmax over all experts renormalised to
+ * sum 1 over them. */
 typedef void sh_k_route(const float *logits, int n_experts, int top_k, int *index, float *weight);
 
 typedef struct sh_kernels {
-  const char *name;      /* "plain C", "AVX2+FMA" */
+  const char *name; /* "plain C", "AVX2+FMA" */
   sh_k_dequant *dequant;
   sh_k_dot *dot;
   sh_k_dot_tokens *dot_tokens;
@@ -146,8 +148,8 @@ void sh_kernels_init_x86(sh_kernels *k, unsigned flags); /* overwrites what the 
 /* cpu: NULL or "native" (the best there is), "avx2" (that, or an error), "baseline" (plain C). */
 int sh_kernels_init(sh_kernels *k, const char *cpu, sh_error *e);
 
-int sh_attn_stride(int head_dim);             /* floats of a query's accumulator: head_dim rounded up to 16 */
-size_t sh_attn_pack_floats(int head_dim);     /* for SH_ATTN_QUERIES queries */
+int sh_attn_stride(int head_dim);         /* floats of a query's accumulator: head_dim rounded up to 16 */
+size_t sh_attn_pack_floats(int head_dim); /* for SH_ATTN_QUERIES queries */
 size_t sh_attn_scratch_floats(int head_dim);
 
 #endif

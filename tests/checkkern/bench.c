@@ -1,6 +1,6 @@
-/* Speeds of the CPU backend's operations, each as a share of what the machine can do, measured next to it in the same run: the fp32 peak of AVX2 code (chains
- * of fma on all threads) or the bandwidth of reading (all threads over a buffer far larger than the caches). Machines are shared and their clocks move, so
- * a share is worth more than a number; each is the best of several rounds. */
+/* Speeds of the CPU backend's operations, each as a share of what the machine can do, measured next to it in the same run: the fp32 peak of
+ * AVX2 code (chains of fma on all threads) or the bandwidth of reading (all threads over a buffer far larger than the caches). Machines are
+ * shared and their clocks move, so a share is worth more than a number; each is the best of several rounds. */
 #include "backend/backend.h"
 #include "base/pool.h"
 #include "check.h"
@@ -15,7 +15,7 @@ static const size_t buffer_bytes = (size_t)1 << 30;
 
 typedef struct bench {
   sh_backend *be;
-  sh_pool *pool;          /* of as many threads as the backend's */
+  sh_pool *pool; /* of as many threads as the backend's */
   int threads;
   const char *only;
   uint8_t *buf;           /* buffer_bytes of weights */
@@ -24,7 +24,8 @@ typedef struct bench {
   float sink[64];
 } bench;
 
-/* On one thread the clock is the time on a processor, which other programs on the machine disturb less; on several it is the time that passes. */
+/* On one thread the clock is the time on a processor, which other programs on the machine disturb less; on several it is the time that
+ * passes. */
 static double seconds(const bench *b) {
   struct timespec t;
   if (b->threads > 1) return (double)sh_now_ns() * 1e-9;
@@ -91,7 +92,8 @@ static void fill(bench *b, sh_dtype t, int64_t k) {
   size_t rb = ck_row_bytes(t, k), rows = ((size_t)4 << 20) / rb + 1;
   ck c = {.rng = 1};
   ck_fill_weights(&c, t, b->buf, rows, rb, k);
-  for (size_t at = rows * rb; at < buffer_bytes; at += rows * rb) memcpy(b->buf + at, b->buf, buffer_bytes - at < rows * rb ? buffer_bytes - at : rows * rb);
+  for (size_t at = rows * rb; at < buffer_bytes; at += rows * rb)
+    memcpy(b->buf + at, b->buf, buffer_bytes - at < rows * rb ? buffer_bytes - at : rows * rb);
   b->filled = t;
 }
 
@@ -123,12 +125,14 @@ static double best(bench *b, once_fn *fn, void *ctx, int rounds) {
 }
 
 static void report_flops(bench *b, const char *name, double flops, double sec) {
-  printf("%-52s %9.3f ms %8.1f GFLOP/s %5.1f%% of the fp32 peak (%.0f)\n", name, sec * 1e3, flops / sec * 1e-9, 100 * flops / sec / b->peak, b->peak * 1e-9);
+  printf("%-52s %9.3f ms %8.1f GFLOP/s %5.1f%% of the fp32 peak (%.0f)\n", name, sec * 1e3, flops / sec * 1e-9, 100 * flops / sec / b->peak,
+         b->peak * 1e-9);
   fflush(stdout);
 }
 
 static void report_bytes(bench *b, const char *name, double bytes, double sec) {
-  printf("%-52s %9.3f ms %8.1f GB/s    %5.1f%% of read bandwidth (%.1f)\n", name, sec * 1e3, bytes / sec * 1e-9, 100 * bytes / sec / b->bandwidth, b->bandwidth * 1e-9);
+  printf("%-52s %9.3f ms %8.1f GB/s    %5.1f%% of read bandwidth (%.1f)\n", name, sec * 1e3, bytes / sec * 1e-9,
+         100 * bytes / sec / b->bandwidth, b->bandwidth * 1e-9);
   fflush(stdout);
 }
 
@@ -153,7 +157,8 @@ static void run_many(bench *b, void *ctx) {
 
 static sh_weight *bind(bench *b, sh_dtype t, int64_t rows, int64_t k, size_t at) {
   sh_weight *w;
-  CALL(b->be->ops->weight_bind(b->be, &(sh_wview){.type = t, .rows = rows, .cols = k, .data = b->buf + at, .row_bytes = ck_row_bytes(t, k), .name = "w"}, &w, e));
+  CALL(b->be->ops->weight_bind(
+      b->be, &(sh_wview){.type = t, .rows = rows, .cols = k, .data = b->buf + at, .row_bytes = ck_row_bytes(t, k), .name = "w"}, &w, e));
   return w;
 }
 
@@ -213,21 +218,41 @@ static void run_attention(bench *b, void *ctx) {
 
 static void bench_attention(bench *b, int heads, int kv_heads, int d, int pos, int toks, sh_kv_type kv) {
   char name[80];
-  snprintf(name, sizeof name, "attention %s %d:%d heads of %d, %d tokens at %d", kv == SH_KV_F32 ? "f32" : "bf16", heads, kv_heads, d, toks, pos);
+  snprintf(name, sizeof name, "attention %s %d:%d heads of %d, %d tokens at %d", kv == SH_KV_F32 ? "f32" : "bf16", heads, kv_heads, d, toks,
+           pos);
   if (!wanted(b, name)) return;
   int n_pages = (pos + toks + 15) / 16;
   double inv_freq[128];
   for (int i = 0; i < d / 2; i++) inv_freq[i] = pow(1e7, -2.0 * i / d);
-  attn_case a = {.p = {.n_heads = heads, .n_kv_heads = kv_heads, .head_dim = d, .rotary_dim = d / 4, .gated = true, .scale = 1.0f / sqrtf((float)d), .eps = 1e-6f,
-                       .rope_scale = 1, .inv_freq = inv_freq}};
-  CALL(b->be->ops->cache_new(b->be, &(sh_cache_spec){.n_attn_layers = 1, .n_kv_heads = kv_heads, .head_dim = d, .page_size = 16, .n_pages = n_pages, .kv_type = kv}, &a.cache, e));
+  attn_case a = {.p = {.n_heads = heads,
+                       .n_kv_heads = kv_heads,
+                       .head_dim = d,
+                       .rotary_dim = d / 4,
+                       .gated = true,
+                       .scale = 1.0f / sqrtf((float)d),
+                       .eps = 1e-6f,
+                       .rope_scale = 1,
+                       .inv_freq = inv_freq}};
+  CALL(b->be->ops->cache_new(
+      b->be,
+      &(sh_cache_spec){.n_attn_layers = 1, .n_kv_heads = kv_heads, .head_dim = d, .page_size = 16, .n_pages = n_pages, .kv_type = kv},
+      &a.cache, e));
   int32_t *pages = malloc((size_t)n_pages * sizeof *pages);
   for (int i = 0; i < n_pages; i++) pages[i] = i;
-  a.q = tensor(b, toks, 2 * heads * d, 1), a.k = tensor(b, toks, kv_heads * d, 1), a.v = tensor(b, toks, kv_heads * d, 1), a.out = tensor(b, toks, heads * d, 0);
+  a.q = tensor(b, toks, 2 * heads * d, 1), a.k = tensor(b, toks, kv_heads * d, 1), a.v = tensor(b, toks, kv_heads * d, 1),
+  a.out = tensor(b, toks, heads * d, 0);
   sh_seq seq = {.count = toks, .pos = pos, .pages = pages};
   a.batch = (sh_batch){.n_seqs = 1, .seqs = &seq, .n_tokens = toks};
-  CALL(b->be->ops->reserve(b->be, &(sh_reserve){.max_tokens = 2048, .max_seqs = 1, .max_out = 1, .max_context = pos + toks, .max_cols = 64, .max_rows = 64, .n_heads = heads,
-                                                .head_dim = d}, e));
+  CALL(b->be->ops->reserve(b->be,
+                           &(sh_reserve){.max_tokens = 2048,
+                                         .max_seqs = 1,
+                                         .max_out = 1,
+                                         .max_context = pos + toks,
+                                         .max_cols = 64,
+                                         .max_rows = 64,
+                                         .n_heads = heads,
+                                         .head_dim = d},
+                           e));
   double pairs = (double)toks * (pos + (toks + 1) / 2.0); /* query tokens x keys seen */
   measure_peak(b);
   measure_bandwidth(b);
@@ -262,9 +287,17 @@ static void bench_gdn(bench *b, int k_heads, int v_heads, int toks) {
   gdn_case g = {.p = {.k_heads = k_heads, .v_heads = v_heads, .k_dim = D, .v_dim = D, .conv_kernel = 4, .eps = 1e-6f}};
   sh_tensor *w = tensor(b, channels, 4, 1), *neg = tensor(b, 1, v_heads, 0), *dt = tensor(b, 1, v_heads, 1), *gain = tensor(b, 1, D, 1);
   g.p.conv_w = w, g.p.neg_exp_a = neg, g.p.dt_bias = dt, g.p.gain = gain;
-  CALL(b->be->ops->cache_new(b->be, &(sh_cache_spec){.n_linear_layers = 1, .lin_v_heads = v_heads, .lin_k_dim = D, .lin_v_dim = D, .conv_channels = channels,
-                                                     .conv_kernel = 4, .n_slots = 1}, &g.cache, e));
-  g.qkv = tensor(b, toks, channels, 1), g.z = tensor(b, toks, v_heads * D, 1), g.a = tensor(b, toks, v_heads, 1), g.b = tensor(b, toks, v_heads, 1);
+  CALL(b->be->ops->cache_new(b->be,
+                             &(sh_cache_spec){.n_linear_layers = 1,
+                                              .lin_v_heads = v_heads,
+                                              .lin_k_dim = D,
+                                              .lin_v_dim = D,
+                                              .conv_channels = channels,
+                                              .conv_kernel = 4,
+                                              .n_slots = 1},
+                             &g.cache, e));
+  g.qkv = tensor(b, toks, channels, 1), g.z = tensor(b, toks, v_heads * D, 1), g.a = tensor(b, toks, v_heads, 1),
+  g.b = tensor(b, toks, v_heads, 1);
   g.out = tensor(b, toks, v_heads * D, 0);
   sh_seq seq = {.count = toks};
   g.batch = (sh_batch){.n_seqs = 1, .seqs = &seq, .n_tokens = toks};
@@ -299,9 +332,15 @@ static void bench_moe(bench *b, sh_dtype t, int toks) {
   static sh_weight *m[3][E];
   for (int i = 0; i < 3 * E; i++) m[i % 3][i / 3] = bind(b, t, i % 3 == 2 ? HID : FFN, i % 3 == 2 ? FFN : HID, (size_t)i * one);
   sh_weight *router = bind(b, t, E, HID, 3 * E * one);
-  moe_case c = {.p = {.n_experts = E, .top_k = TOPK, .router = router, .gate = (const sh_weight *const *)m[0], .up = (const sh_weight *const *)m[1],
+  moe_case c = {.p = {.n_experts = E,
+                      .top_k = TOPK,
+                      .router = router,
+                      .gate = (const sh_weight *const *)m[0],
+                      .up = (const sh_weight *const *)m[1],
                       .down = (const sh_weight *const *)m[2]},
-                .x = tensor(b, toks, HID, 1), .y = tensor(b, toks, HID, 0), .toks = toks};
+                .x = tensor(b, toks, HID, 1),
+                .y = tensor(b, toks, HID, 0),
+                .toks = toks};
   measure_peak(b);
   measure_bandwidth(b);
   double sec = best(b, run_moe, &c, toks > 16 ? 5 : 20);

@@ -1,4 +1,5 @@
-/* The machine's fp32 peak as AVX2 code can reach it: twelve independent chains of fma, more than latency times units on any core, nothing else in the loop. */
+/* The machine's fp32 peak as AVX2 code can reach it: twelve independent chains of fma, more than latency times units on any core, nothing
+ * else in the loop. */
 #include "check.h"
 
 #include <immintrin.h>
@@ -12,6 +13,5 @@ float ck_peak_avx2(int64_t n) {
 #define ROUND STEP(a0) STEP(a1) STEP(a2) STEP(a3) STEP(a4) STEP(a5) STEP(a6) STEP(a7) STEP(a8) STEP(a9) STEP(a10) STEP(a11)
   for (int64_t i = 0; i < n; i++) { ROUND ROUND ROUND ROUND ROUND ROUND ROUND ROUND ROUND ROUND }
 #define ADD(a) sum = _mm256_add_ps(sum, a);
-  ADD(a0) ADD(a1) ADD(a2) ADD(a3) ADD(a4) ADD(a5) ADD(a6) ADD(a7) ADD(a8) ADD(a9) ADD(a10) ADD(a11)
-  return _mm256_cvtss_f32(sum);
+  ADD(a0) ADD(a1) ADD(a2) ADD(a3) ADD(a4) ADD(a5) ADD(a6) ADD(a7) ADD(a8) ADD(a9) ADD(a10) ADD(a11) return _mm256_cvtss_f32(sum);
 }

@@ -1,9 +1,9 @@
 /* What the files of the kernel checker share: random numbers, buffers with guards, comparison, the count.
  *
- * A case is one call of a kernel with one set of parameters; a case that fails prints the parameters. The seed is printed at the start and accepted as an
- * argument, so every failure can be had again. */
-#ifndef TESTS_CHECKKERN_CHECK_H
-#define TESTS_CHECKKERN_CHECK_H
+ * A case is one call of a kernel with one set of parameters; a case that fails prints the parameters. The seed is printed at the start and
+ * accepted as an argument, so every failure can be had again. */
+#ifndef SH_CHECKKERN_CHECK_H
+#define SH_CHECKKERN_CHECK_H
 
 #include "kernels/kernels.h"
 
@@ -12,8 +12,9 @@
 typedef struct ck {
   uint64_t seed, rng;
   int passed, failed;
-  const char *cpu;       /* variant under test as the backend option: "baseline", "avx2" */
-  sh_kernels k, ref;     /* the variant, the references */
+  const char *cpu;   /* variant under test as the backend option: "baseline", "avx2" */
+  bool quick;        /* fewer rounds of what takes long: under sanitizers */
+  sh_kernels k, ref; /* the variant, the references */
 } ck;
 
 /* --- Cases */
@@ -25,8 +26,8 @@ int ck_range(ck *c, int lo, int hi); /* both included */
 float ck_uniform(ck *c, float lo, float hi);
 void ck_fill(ck *c, float *p, size_t n, float scale); /* uniform in +-scale, a few zeros among them */
 
-/* --- Buffers. The bytes before and after are guards: after them (up to alignment) comes a page that cannot be touched, before them a pattern.
- * The buffer ends exactly at that page, so a read past the end is a fault, and starts at whatever alignment follows. */
+/* --- Buffers. The bytes before and after are guards: after them (up to alignment) comes a page that cannot be touched, before them a
+ * pattern. The buffer ends exactly at that page, so a read past the end is a fault, and starts at whatever alignment follows. */
 void *ck_alloc(size_t bytes);
 bool ck_guard_ok(const void *p); /* the pattern before the buffer is whole */
 void ck_free(void *p);

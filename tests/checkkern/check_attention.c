@@ -9,9 +9,9 @@
 typedef struct tile {
   int n_tok, group, d, n_seg, last; /* segments; keys in the last one */
   bool bf16;
-  float *q;                  /* [n_tok * group, d] */
-  uint8_t *k, *v;            /* [n_seg * SH_SEG, d] elements */
-  int *seen;                 /* [n_tok] keys that a token may see over all segments */
+  float *q;       /* [n_tok * group, d] */
+  uint8_t *k, *v; /* [n_seg * SH_SEG, d] elements */
+  int *seen;      /* [n_tok] keys that a token may see over all segments */
 } tile;
 
 static size_t row_bytes(const tile *t) { return (size_t)t->d * (t->bf16 ? 2 : 4); }
@@ -23,17 +23,19 @@ static uint8_t *elements(ck *c, const tile *t, float scale) {
   float *f = malloc(n * sizeof *f);
   ck_fill(c, f, n, scale);
   uint8_t *p = ck_alloc((size_t)n_keys(t) * row_bytes(t));
-  if (t->bf16)
-    c->ref.to_bf16(f, (int)n, p);
-  else
-    memcpy(p, f, n * sizeof *f);
+  if (t->bf16) c->ref.to_bf16(f, (int)n, p);
+  else memcpy(p, f, n * sizeof *f);
   free(f);
   return p;
 }
 
 static tile tile_new(ck *c) {
   static const int dims[] = {8, 16, 20, 64, 72, 128, 256};
-  tile t = {.group = ck_range(c, 1, 9), .d = dims[ck_range(c, 0, 6)], .n_seg = ck_range(c, 1, 4), .last = ck_range(c, 1, SH_SEG), .bf16 = ck_u32(c) & 1};
+  tile t = {.group = ck_range(c, 1, 9),
+            .d = dims[ck_range(c, 0, 6)],
+            .n_seg = ck_range(c, 1, 4),
+            .last = ck_range(c, 1, SH_SEG),
+            .bf16 = ck_u32(c) & 1};
   t.n_tok = ck_range(c, 1, SH_ATTN_QUERIES / t.group);
   t.q = ck_floats((size_t)(t.n_tok * t.group) * (size_t)t.d);
   ck_fill(c, t.q, (size_t)(t.n_tok * t.group) * (size_t)t.d, 1);
@@ -83,8 +85,20 @@ static result attend(const sh_kernels *k, const tile *t, int t0, int n_tok, int 
       int s = t->seen[t0 + i] - p0;
       limit[i] = s < 0 ? 0 : s < n ? s : n;
     }
-    k->attn_segment(&(sh_attn_seg){.n_tok = n_tok, .group = t->group, .head_dim = t->d, .scale = 1.0f / sqrtf((float)t->d), .q = packed, .bf16 = t->bf16, .n_pos = n,
-                                   .k = kr, .v = vr, .limit = limit, .m = r.m, .l = r.l, .acc = r.acc, .scratch = scratch});
+    k->attn_segment(&(sh_attn_seg){.n_tok = n_tok,
+                                   .group = t->group,
+                                   .head_dim = t->d,
+                                   .scale = 1.0f / sqrtf((float)t->d),
+                                   .q = packed,
+                                   .bf16 = t->bf16,
+                                   .n_pos = n,
+                                   .k = kr,
+                                   .v = vr,
+                                   .limit = limit,
+                                   .m = r.m,
+                                   .l = r.l,
+                                   .acc = r.acc,
+                                   .scratch = scratch});
   }
   for (int i = 0; i < n_q; i++) k->attn_finish(t->d, r.l[i], r.acc + i * stride, r.y + i * t->d);
   ck_free(packed), ck_free(scratch);
@@ -92,7 +106,8 @@ static result attend(const sh_kernels *k, const tile *t, int t0, int n_tok, int 
 }
 
 static void check_tile(ck *c, const tile *t) {
-  const ck_tol tol = {.why = "weights to 2 ulp around scores that carry a float32 dot product; outputs average values up to 1", .abs = 5e-6, .rel = 0};
+  const ck_tol tol = {
+      .why = "weights to 2 ulp around scores that carry a float32 dot product; outputs average values up to 1", .abs = 5e-6, .rel = 0};
   result got = attend(&c->k, t, 0, t->n_tok, n_keys(t)), want = attend(&c->ref, t, 0, t->n_tok, n_keys(t));
   size_t n = (size_t)(t->n_tok * t->group);
   bool ok = ck_guard_ok(got.m) && ck_guard_ok(got.l) && ck_guard_ok(got.acc) && ck_guard_ok(got.y);
@@ -105,8 +120,8 @@ static void check_tile(ck *c, const tile *t) {
     if (t->seen[i] == 0) continue;
     result one = attend(&c->k, t, i, 1, t->seen[i]);
     size_t at = (size_t)(i * t->group);
-    bool same = ck_same_bits(one.y, got.y + at * (size_t)t->d, (size_t)t->group * (size_t)t->d) && ck_same_bits(one.m, got.m + at, (size_t)t->group) &&
-                ck_same_bits(one.l, got.l + at, (size_t)t->group);
+    bool same = ck_same_bits(one.y, got.y + at * (size_t)t->d, (size_t)t->group * (size_t)t->d) &&
+                ck_same_bits(one.m, got.m + at, (size_t)t->group) && ck_same_bits(one.l, got.l + at, (size_t)t->group);
     ck_case(c, same, "token %d alone has other bits than in a tile of %d x %d, d %d", i, t->n_tok, t->group, t->d);
     result_free(&one);
   }

@@ -1,5 +1,6 @@
-/* The promise that a row's result does not depend on its surroundings, to the bit, through the backend: groups of rows, chunks of a prompt, page sizes, numbers of
- * threads, batches. The kernels keep it one by one (the other files); here the backend's cutting of calls into items is added. */
+/* The promise that a row's result does not depend on its surroundings, to the bit, through the backend: groups of rows, chunks of a prompt,
+ * page sizes, numbers of threads, batches. The kernels keep it one by one (the other files); here the backend's cutting of calls into items
+ * is added. */
 #include "backend/backend.h"
 #include "check.h"
 
@@ -31,7 +32,9 @@ static sh_tensor *tensor(sh_backend *be, int64_t rows, int64_t cols, const float
   return t;
 }
 
-static void read_rows(sh_backend *be, const sh_tensor *t, int64_t row, int64_t n, float *dst) { CALL(be->ops->tensor_read(be, t, row, n, dst, e)); }
+static void read_rows(sh_backend *be, const sh_tensor *t, int64_t row, int64_t n, float *dst) {
+  CALL(be->ops->tensor_read(be, t, row, n, dst, e));
+}
 
 static float *random_floats(ck *c, size_t n, float scale) {
   float *p = malloc(n * sizeof *p);
@@ -46,7 +49,8 @@ static void check_linear(ck *c, sh_dtype type) {
   size_t rb = ck_row_bytes(type, K);
   uint8_t *w = malloc(ROWS * rb);
   ck_fill_weights(c, type, w, ROWS, rb, K);
-  float *x = random_floats(c, (size_t)TOKS * K, 1), *first = malloc((size_t)TOKS * ROWS * sizeof *first), *y = malloc((size_t)TOKS * ROWS * sizeof *y);
+  float *x = random_floats(c, (size_t)TOKS * K, 1), *first = malloc((size_t)TOKS * ROWS * sizeof *first),
+        *y = malloc((size_t)TOKS * ROWS * sizeof *y);
   for (int threads = 1; threads <= 3; threads++) {
     sh_backend *be = backend(c, threads);
     sh_weight *wt;
@@ -56,10 +60,12 @@ static void check_linear(ck *c, sh_dtype type) {
       CALL(be->ops->linear(be, wt, xt, n, NULL, false, yt, e));
       read_rows(be, yt, 0, n, y);
       if (threads == 1 && n == 1) memcpy(first, y, sizeof *y * ROWS);
-      ck_case(c, ck_same_bits(y, first, ROWS), "linear %s, %d threads: row 0 of %d has other bits than alone", ck_type_name(type), threads, n);
+      ck_case(c, ck_same_bits(y, first, ROWS), "linear %s, %d threads: row 0 of %d has other bits than alone", ck_type_name(type), threads,
+              n);
       if (n == 600) {
         if (threads == 1) memcpy(first + ROWS, y + ROWS, (size_t)(TOKS - 1) * ROWS * sizeof *y);
-        ck_case(c, ck_same_bits(y, first, (size_t)TOKS * ROWS), "linear %s: 600 rows on %d threads have other bits than on one", ck_type_name(type), threads);
+        ck_case(c, ck_same_bits(y, first, (size_t)TOKS * ROWS), "linear %s: 600 rows on %d threads have other bits than on one",
+                ck_type_name(type), threads);
       }
     }
     be->ops->weight_free(be, wt);
@@ -80,23 +86,45 @@ typedef struct attn_inputs {
 
 enum { SEQ_ROWS = 2600, MAX_SEQS = 3 };
 
-/* Feeds all sequences, `chunk` tokens at a time (together in one batch when `together`), and returns the outputs [n_seqs * SEQ_ROWS, heads * d]. */
+/* Feeds all sequences, `chunk` tokens at a time (together in one batch when `together`), and returns the outputs [n_seqs * SEQ_ROWS, heads
+ * * d]. */
 static float *attend(const ck *c, const attn_inputs *in, int threads, int page, int chunk, bool together, sh_kv_type kv) {
   sh_backend *be = backend(c, threads);
-  int qc = in->heads * in->d * (in->gated ? 2 : 1), kc = in->kv_heads * in->d, oc = in->heads * in->d, per_seq = (SEQ_ROWS + page - 1) / page;
+  int qc = in->heads * in->d * (in->gated ? 2 : 1), kc = in->kv_heads * in->d, oc = in->heads * in->d,
+      per_seq = (SEQ_ROWS + page - 1) / page;
   double inv_freq[16];
   for (int i = 0; i < 16; i++) inv_freq[i] = pow(1e4, -i / 16.0);
-  sh_attn p = {.n_heads = in->heads, .n_kv_heads = in->kv_heads, .head_dim = in->d, .rotary_dim = in->d >= 32 ? 32 : 8, .gated = in->gated,
-               .scale = 1.0f / sqrtf((float)in->d), .eps = 1e-6f, .rope_scale = 1, .inv_freq = inv_freq};
+  sh_attn p = {.n_heads = in->heads,
+               .n_kv_heads = in->kv_heads,
+               .head_dim = in->d,
+               .rotary_dim = in->d >= 32 ? 32 : 8,
+               .gated = in->gated,
+               .scale = 1.0f / sqrtf((float)in->d),
+               .eps = 1e-6f,
+               .rope_scale = 1,
+               .inv_freq = inv_freq};
   sh_cache *cache;
-  CALL(be->ops->reserve(be, &(sh_reserve){.max_tokens = MAX_SEQS * SEQ_ROWS, .max_seqs = MAX_SEQS, .max_context = SEQ_ROWS, .max_cols = 8, .max_rows = 8,
-                                          .n_heads = in->heads, .head_dim = in->d}, e));
-  CALL(be->ops->cache_new(be, &(sh_cache_spec){.n_attn_layers = 2, .n_kv_heads = in->kv_heads, .head_dim = in->d, .page_size = page, .n_pages = MAX_SEQS * per_seq,
-                                               .kv_type = kv}, &cache, e));
+  CALL(be->ops->reserve(be,
+                        &(sh_reserve){.max_tokens = MAX_SEQS * SEQ_ROWS,
+                                      .max_seqs = MAX_SEQS,
+                                      .max_context = SEQ_ROWS,
+                                      .max_cols = 8,
+                                      .max_rows = 8,
+                                      .n_heads = in->heads,
+                                      .head_dim = in->d},
+                        e));
+  CALL(be->ops->cache_new(be,
+                          &(sh_cache_spec){.n_attn_layers = 2,
+                                           .n_kv_heads = in->kv_heads,
+                                           .head_dim = in->d,
+                                           .page_size = page,
+                                           .n_pages = MAX_SEQS * per_seq,
+                                           .kv_type = kv},
+                          &cache, e));
   int32_t *pages = malloc((size_t)(MAX_SEQS * per_seq) * sizeof *pages);
   for (int i = 0; i < MAX_SEQS * per_seq; i++) pages[i] = MAX_SEQS * per_seq - 1 - i; /* not in memory order */
-  sh_tensor *q = tensor(be, MAX_SEQS * SEQ_ROWS, qc, NULL), *k = tensor(be, MAX_SEQS * SEQ_ROWS, kc, NULL), *v = tensor(be, MAX_SEQS * SEQ_ROWS, kc, NULL),
-            *o = tensor(be, MAX_SEQS * SEQ_ROWS, oc, NULL);
+  sh_tensor *q = tensor(be, MAX_SEQS * SEQ_ROWS, qc, NULL), *k = tensor(be, MAX_SEQS * SEQ_ROWS, kc, NULL),
+            *v = tensor(be, MAX_SEQS * SEQ_ROWS, kc, NULL), *o = tensor(be, MAX_SEQS * SEQ_ROWS, oc, NULL);
   float *out = calloc((size_t)(MAX_SEQS * SEQ_ROWS) * (size_t)oc, sizeof *out);
   int done[MAX_SEQS] = {0}, left = in->n_seqs, only = 0;
   while (left > 0) {
@@ -133,16 +161,23 @@ static void check_attention(ck *c) {
     int threads, page, chunk;
     bool together;
   } ways[] = {{1, 16, 64, true}, {2, 1, 7, true}, {3, 64, 300, false}, {2, 16, 1 << 20, false}, {3, 16, 1, true}, {2, 5, 129, true}};
-  attn_inputs in = {.n_seqs = 3, .len = {ck_range(c, 1100, 1300), ck_range(c, 1, 130), ck_range(c, 1, 70)}, .heads = 6, .kv_heads = 2, .d = 40, .gated = ck_u32(c) & 1};
+  attn_inputs in = {.n_seqs = 3,
+                    .len = {ck_range(c, 1100, 1300), ck_range(c, 1, 130), ck_range(c, 1, 70)},
+                    .heads = 4,
+                    .kv_heads = 2,
+                    .d = 24,
+                    .gated = ck_u32(c) & 1};
   size_t rows = (size_t)MAX_SEQS * SEQ_ROWS, n = rows * (size_t)(in.heads * in.d);
   in.q = random_floats(c, n * (in.gated ? 2 : 1), 2);
   in.k = random_floats(c, rows * (size_t)(in.kv_heads * in.d), 2);
   in.v = random_floats(c, rows * (size_t)(in.kv_heads * in.d), 1);
   for (sh_kv_type kv = SH_KV_F32; kv <= SH_KV_BF16; kv++) {
     float *whole = attend(c, &in, 1, 16, 1 << 20, true, kv);
-    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+    size_t n_ways = sizeof ways / sizeof *ways;
+    for (size_t i = 0; i < (c->quick ? 2 : n_ways); i++) {
       float *out = attend(c, &in, ways[i].threads, ways[i].page, ways[i].chunk, ways[i].together, kv);
-      ck_case(c, ck_same_bits(out, whole, n), "attention with %d threads, pages of %d, chunks of %d, %s has other bits (lengths %d %d %d, kv type %d)", ways[i].threads,
+      ck_case(c, ck_same_bits(out, whole, n),
+              "attention with %d threads, pages of %d, chunks of %d, %s has other bits (lengths %d %d %d, kv type %d)", ways[i].threads,
               ways[i].page, ways[i].chunk, ways[i].together ? "one batch" : "one by one", in.len[0], in.len[1], in.len[2], (int)kv);
       free(out);
     }
@@ -162,14 +197,21 @@ typedef struct gdn_inputs {
 static float *delta(const ck *c, const gdn_inputs *in, int threads, int chunk) {
   sh_backend *be = backend(c, threads);
   sh_gdn p = in->p;
-  sh_tensor *fixed[4] = {tensor(be, in->channels, p.conv_kernel, in->conv_w), tensor(be, 1, p.v_heads, in->neg_exp_a), tensor(be, 1, p.v_heads, in->dt_bias),
-                         tensor(be, 1, p.v_dim, in->gain)};
+  sh_tensor *fixed[4] = {tensor(be, in->channels, p.conv_kernel, in->conv_w), tensor(be, 1, p.v_heads, in->neg_exp_a),
+                         tensor(be, 1, p.v_heads, in->dt_bias), tensor(be, 1, p.v_dim, in->gain)};
   p.conv_w = fixed[0], p.neg_exp_a = fixed[1], p.dt_bias = fixed[2], p.gain = fixed[3];
   sh_cache *cache;
-  CALL(be->ops->cache_new(be, &(sh_cache_spec){.n_linear_layers = 2, .lin_v_heads = p.v_heads, .lin_k_dim = p.k_dim, .lin_v_dim = p.v_dim, .conv_channels = in->channels,
-                                               .conv_kernel = p.conv_kernel, .n_slots = 3}, &cache, e));
-  sh_tensor *t[5] = {tensor(be, in->toks, in->channels, NULL), tensor(be, in->toks, in->v_cols, NULL), tensor(be, in->toks, p.v_heads, NULL),
-                     tensor(be, in->toks, p.v_heads, NULL), tensor(be, in->toks, in->v_cols, NULL)};
+  CALL(be->ops->cache_new(be,
+                          &(sh_cache_spec){.n_linear_layers = 2,
+                                           .lin_v_heads = p.v_heads,
+                                           .lin_k_dim = p.k_dim,
+                                           .lin_v_dim = p.v_dim,
+                                           .conv_channels = in->channels,
+                                           .conv_kernel = p.conv_kernel,
+                                           .n_slots = 3},
+                          &cache, e));
+  sh_tensor *t[5] = {tensor(be, in->toks, in->channels, NULL), tensor(be, in->toks, in->v_cols, NULL),
+                     tensor(be, in->toks, p.v_heads, NULL), tensor(be, in->toks, p.v_heads, NULL), tensor(be, in->toks, in->v_cols, NULL)};
   float *out = malloc((size_t)in->toks * (size_t)in->v_cols * sizeof *out);
   int slot = 1;
   for (int at = 0; at < in->toks; at += chunk) {
@@ -178,7 +220,9 @@ static float *delta(const ck *c, const gdn_inputs *in, int threads, int chunk) {
     CALL(be->ops->tensor_write(be, t[1], 0, m, in->z + (size_t)at * (size_t)in->v_cols, e));
     CALL(be->ops->tensor_write(be, t[2], 0, m, in->a + (size_t)at * (size_t)p.v_heads, e));
     CALL(be->ops->tensor_write(be, t[3], 0, m, in->b + (size_t)at * (size_t)p.v_heads, e));
-    CALL(be->ops->gated_delta(be, cache, 1, &p, &(sh_batch){.n_seqs = 1, .seqs = &(sh_seq){.count = m, .pos = at, .slot = slot}, .n_tokens = m}, t[0], t[1], t[2], t[3], t[4], e));
+    CALL(be->ops->gated_delta(be, cache, 1, &p,
+                              &(sh_batch){.n_seqs = 1, .seqs = &(sh_seq){.count = m, .pos = at, .slot = slot}, .n_tokens = m}, t[0], t[1],
+                              t[2], t[3], t[4], e));
     read_rows(be, t[4], 0, m, out + (size_t)at * (size_t)in->v_cols);
     CALL(be->ops->slot_copy(be, cache, 3 - slot, slot, e)); /* and go on from the copy */
     slot = 3 - slot;
@@ -191,7 +235,8 @@ static float *delta(const ck *c, const gdn_inputs *in, int threads, int chunk) {
 }
 
 static void check_delta(ck *c) {
-  gdn_inputs in = {.p = {.k_heads = 2, .v_heads = 4, .k_dim = 24, .v_dim = 40, .conv_kernel = 4, .v_tiled = ck_u32(c) & 1, .eps = 1e-6f}, .toks = 70};
+  gdn_inputs in = {.p = {.k_heads = 2, .v_heads = 4, .k_dim = 24, .v_dim = 40, .conv_kernel = 4, .v_tiled = ck_u32(c) & 1, .eps = 1e-6f},
+                   .toks = 70};
   in.channels = 2 * 2 * 24 + 4 * 40, in.v_cols = 4 * 40;
   size_t t = (size_t)in.toks;
   in.qkv = random_floats(c, t * (size_t)in.channels, 1), in.z = random_floats(c, t * (size_t)in.v_cols, 2);
@@ -204,7 +249,8 @@ static void check_delta(ck *c) {
     static const int chunks[] = {1, 3, 16, 70};
     for (int i = 0; i < 4; i++) {
       float *out = delta(c, &in, threads, chunks[i]);
-      ck_case(c, ck_same_bits(out, whole, t * (size_t)in.v_cols), "gated_delta on %d threads in chunks of %d has other bits", threads, chunks[i]);
+      ck_case(c, ck_same_bits(out, whole, t * (size_t)in.v_cols), "gated_delta on %d threads in chunks of %d has other bits", threads,
+              chunks[i]);
       free(out);
     }
   }
@@ -219,23 +265,38 @@ static void check_moe(ck *c) {
   size_t rb_h = ck_row_bytes(type, HID), rb_f = ck_row_bytes(type, FFN), one = FFN * rb_h;
   uint8_t *w = malloc((E + 1) * 3 * one + 2 * E * rb_h);
   float *x = random_floats(c, TOKS * HID, 1), *whole = malloc(sizeof(float) * TOKS * HID), *y = malloc(sizeof(float) * TOKS * HID);
-  for (int i = 0; i < (E + 1) * 3; i++) ck_fill_weights(c, type, w + (size_t)i * one, i % 3 == 2 ? HID : FFN, i % 3 == 2 ? rb_f : rb_h, i % 3 == 2 ? FFN : HID);
+  for (int i = 0; i < (E + 1) * 3; i++)
+    ck_fill_weights(c, type, w + (size_t)i * one, i % 3 == 2 ? HID : FFN, i % 3 == 2 ? rb_f : rb_h, i % 3 == 2 ? FFN : HID);
   ck_fill_weights(c, type, w + (E + 1) * 3 * one, E + 1, rb_h, HID);
   for (int threads = 1; threads <= 3; threads++) {
     sh_backend *be = backend(c, threads);
     sh_weight *m[3][E + 1], *router, *sw;
     for (int i = 0; i < (E + 1) * 3; i++) {
       bool down = i % 3 == 2;
-      sh_wview v = {.type = type, .rows = down ? HID : FFN, .cols = down ? FFN : HID, .data = w + (size_t)i * one, .row_bytes = down ? rb_f : rb_h, .name = "e"};
+      sh_wview v = {.type = type,
+                    .rows = down ? HID : FFN,
+                    .cols = down ? FFN : HID,
+                    .data = w + (size_t)i * one,
+                    .row_bytes = down ? rb_f : rb_h,
+                    .name = "e"};
       CALL(be->ops->weight_bind(be, &v, &m[i % 3][i / 3], e));
     }
     sh_wview r = {.type = type, .rows = E, .cols = HID, .data = w + (E + 1) * 3 * one, .row_bytes = rb_h, .name = "router"};
     CALL(be->ops->weight_bind(be, &r, &router, e));
     r.rows = 1, r.data += E * rb_h;
     CALL(be->ops->weight_bind(be, &r, &sw, e));
-    sh_moe p = {.n_experts = E, .top_k = TOPK, .router = router, .gate = (const sh_weight *const *)m[0], .up = (const sh_weight *const *)m[1],
-                .down = (const sh_weight *const *)m[2], .shared_gate = m[0][E], .shared_up = m[1][E], .shared_down = m[2][E], .shared_switch = sw};
-    sh_tensor *xt = tensor(be, TOKS, HID, x), *yt = tensor(be, TOKS, HID, NULL), *x1 = tensor(be, 1, HID, NULL), *y1 = tensor(be, 1, HID, NULL);
+    sh_moe p = {.n_experts = E,
+                .top_k = TOPK,
+                .router = router,
+                .gate = (const sh_weight *const *)m[0],
+                .up = (const sh_weight *const *)m[1],
+                .down = (const sh_weight *const *)m[2],
+                .shared_gate = m[0][E],
+                .shared_up = m[1][E],
+                .shared_down = m[2][E],
+                .shared_switch = sw};
+    sh_tensor *xt = tensor(be, TOKS, HID, x), *yt = tensor(be, TOKS, HID, NULL), *x1 = tensor(be, 1, HID, NULL),
+              *y1 = tensor(be, 1, HID, NULL);
     CALL(be->ops->moe(be, &p, xt, TOKS, false, yt, e));
     read_rows(be, yt, 0, TOKS, y);
     if (threads == 1) memcpy(whole, y, sizeof(float) * TOKS * HID);
@@ -244,7 +305,8 @@ static void check_moe(ck *c) {
       CALL(be->ops->tensor_write(be, x1, 0, 1, x + t * HID, e));
       CALL(be->ops->moe(be, &p, x1, 1, false, y1, e));
       read_rows(be, y1, 0, 1, y);
-      ck_case(c, ck_same_bits(y, whole + t * HID, HID), "moe %s: token %d alone on %d threads has other bits", ck_type_name(type), t, threads);
+      ck_case(c, ck_same_bits(y, whole + t * HID, HID), "moe %s: token %d alone on %d threads has other bits", ck_type_name(type), t,
+              threads);
     }
     for (int i = 0; i < (E + 1) * 3; i++) be->ops->weight_free(be, m[i % 3][i / 3]);
     be->ops->weight_free(be, router), be->ops->weight_free(be, sw);

@@ -21,8 +21,8 @@ static void check_conv(ck *c) {
   c->ref.conv(x, xs, toks, n, width, w, state, ss);
   c->k.conv(x1, xs, toks, n, width, w, s1, ss);
   ck_tol tol = {.why = "a sum of up to 6 products that may cancel, and SiLU", .abs = 4e-6, .rel = 2e-6};
-  ck_case(c, ck_compare(x1, x, total, tol) < 0 && ck_same_bits(s1, state, st + 1) && ck_guard_ok(x1) && ck_guard_ok(s1), "conv of %d tokens, %d channels, width %d",
-          toks, n, width);
+  ck_case(c, ck_compare(x1, x, total, tol) < 0 && ck_same_bits(s1, state, st + 1) && ck_guard_ok(x1) && ck_guard_ok(s1),
+          "conv of %d tokens, %d channels, width %d", toks, n, width);
   if (cut > 0) c->k.conv(x2, xs, cut, n, width, w, s2, ss);
   if (cut < toks) c->k.conv(x2 + (size_t)cut * stride, xs, toks - cut, n, width, w, s2, ss);
   ck_case(c, ck_same_bits(x1, x2, total) && ck_same_bits(s1, s2, st + 1), "conv of %d tokens cut at %d, width %d", toks, cut, width);
@@ -39,13 +39,26 @@ static int64_t row_of(const scan_case *t) { return 2 * t->k_dim + t->n_cols; }
 /* Tokens [t0, t1) of columns [c0, c0 + n) on the state s [k_dim, n], into o [toks, n_cols]. */
 static void scan(const sh_kernels *k, const scan_case *t, int t0, int t1, int c0, int n, float *s, float *o) {
   const float *x = t->qkv + t0 * row_of(t);
-  k->gdn_scan(&(sh_gdn_scan){.s = s, .k_dim = t->k_dim, .n_cols = n, .n_tok = t1 - t0, .q = x, .k = x + t->k_dim, .v = x + 2 * t->k_dim + c0, .qkv_stride = row_of(t),
-                             .decay = t->gates + 2 * t0, .beta = t->gates + 2 * t0 + 1, .g_stride = 2, .o = o + t0 * t->n_cols + c0, .o_stride = t->n_cols});
+  k->gdn_scan(&(sh_gdn_scan){.s = s,
+                             .k_dim = t->k_dim,
+                             .n_cols = n,
+                             .n_tok = t1 - t0,
+                             .q = x,
+                             .k = x + t->k_dim,
+                             .v = x + 2 * t->k_dim + c0,
+                             .qkv_stride = row_of(t),
+                             .decay = t->gates + 2 * t0,
+                             .beta = t->gates + 2 * t0 + 1,
+                             .g_stride = 2,
+                             .o = o + t0 * t->n_cols + c0,
+                             .o_stride = t->n_cols});
 }
 
 static void check_scan(ck *c) {
   static const int dims[] = {1, 5, 16, 32, 128};
-  scan_case t = {.k_dim = dims[ck_range(c, 0, 4)], .n_cols = ck_range(c, 0, 3) ? ck_range(c, 1, SH_GDN_TILE) : SH_GDN_TILE, .toks = ck_range(c, 1, 40)};
+  scan_case t = {.k_dim = dims[ck_range(c, 0, 4)],
+                 .n_cols = ck_range(c, 0, 3) ? ck_range(c, 1, SH_GDN_TILE) : SH_GDN_TILE,
+                 .toks = ck_range(c, 1, 40)};
   size_t sn = (size_t)(t.k_dim * t.n_cols), on = (size_t)(t.toks * t.n_cols);
   t.qkv = ck_floats((size_t)t.toks * (size_t)row_of(&t));
   ck_fill(c, t.qkv, (size_t)t.toks * (size_t)row_of(&t), 1);
@@ -57,16 +70,18 @@ static void check_scan(ck *c) {
   for (int i = 0; i < 2 * t.toks; i++) t.gates[i] = ck_uniform(c, 0, 1);
   t.s0 = ck_floats(sn);
   ck_fill(c, t.s0, sn, 1);
-  float *s = copy_of(t.s0, sn), *sr = copy_of(t.s0, sn), *s2 = copy_of(t.s0, sn), *o = ck_floats(on), *orf = ck_floats(on), *o2 = ck_floats(on);
+  float *s = copy_of(t.s0, sn), *sr = copy_of(t.s0, sn), *s2 = copy_of(t.s0, sn), *o = ck_floats(on), *orf = ck_floats(on),
+        *o2 = ck_floats(on);
   scan(&c->k, &t, 0, t.toks, 0, t.n_cols, s, o);
   scan(&c->ref, &t, 0, t.toks, 0, t.n_cols, sr, orf);
   ck_tol tol = {.why = "sums over 128 rows of a state near 1, errors of earlier tokens decay", .abs = 2e-5, .rel = 0};
-  ck_case(c, ck_compare(o, orf, on, tol) < 0 && ck_compare(s, sr, sn, tol) < 0 && ck_guard_ok(s) && ck_guard_ok(o), "gdn_scan of %d tokens, state %d x %d", t.toks, t.k_dim,
-          t.n_cols);
+  ck_case(c, ck_compare(o, orf, on, tol) < 0 && ck_compare(s, sr, sn, tol) < 0 && ck_guard_ok(s) && ck_guard_ok(o),
+          "gdn_scan of %d tokens, state %d x %d", t.toks, t.k_dim, t.n_cols);
   int cut = ck_range(c, 0, t.toks);
   if (cut > 0) scan(&c->k, &t, 0, cut, 0, t.n_cols, s2, o2);
   if (cut < t.toks) scan(&c->k, &t, cut, t.toks, 0, t.n_cols, s2, o2);
-  ck_case(c, ck_same_bits(o, o2, on) && ck_same_bits(s, s2, sn), "gdn_scan of %d tokens cut at %d, state %d x %d", t.toks, cut, t.k_dim, t.n_cols);
+  ck_case(c, ck_same_bits(o, o2, on) && ck_same_bits(s, s2, sn), "gdn_scan of %d tokens cut at %d, state %d x %d", t.toks, cut, t.k_dim,
+          t.n_cols);
   int part = ck_range(c, 1, t.n_cols); /* the first columns as a narrower tile */
   float *sp = ck_floats((size_t)(t.k_dim * part));
   for (int i = 0; i < t.k_dim; i++) memcpy(sp + i * part, t.s0 + i * t.n_cols, (size_t)part * sizeof *sp);

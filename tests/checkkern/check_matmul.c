@@ -1,7 +1,8 @@
 /* Matrix products and the expansion of stored weights.
  *
- * dot and gemm against the references within the bound of a float32 sum of that length, and against each other to the bit: every row of activations alone (dot with
- * one row) gives the bits that any group of rows and gemm give. Weights lie at odd addresses and end where memory ends. */
+ * dot and gemm against the references within the bound of a float32 sum of that length, and against each other to the bit: every row of
+ * activations alone (dot with one row) gives the bits that any group of rows and gemm give. Weights lie at odd addresses and end where
+ * memory ends. */
 #include "check.h"
 
 #include <math.h>
@@ -14,12 +15,14 @@ static void check_dequant(ck *c, sh_dtype t) {
   for (int i = 0; i < 12; i++) {
     int64_t unit = t == SH_Q6_K ? 256 : blocks ? 32 : 1, n = unit * ck_range(c, 1, 40), k0 = unit * ck_range(c, 0, 3);
     uint8_t *w = ck_alloc(ck_row_bytes(t, k0 + n));
-    for (size_t b = 0; b < ck_row_bytes(t, k0 + n); b++) w[b] = (uint8_t)ck_u32(c); /* any bits: infinities, NaN, denormals among the scales */
+    for (size_t b = 0; b < ck_row_bytes(t, k0 + n); b++)
+      w[b] = (uint8_t)ck_u32(c); /* any bits: infinities, NaN, denormals among the scales */
     float *got = ck_floats((size_t)n), *want = ck_floats((size_t)n);
     c->k.dequant(t, w, k0, n, got);
     c->ref.dequant(t, w, k0, n, want);
     ck_tol exact = {.why = "conversion is exact"};
-    ck_case(c, ck_compare(got, want, (size_t)n, exact) < 0 && ck_guard_ok(got), "dequant %s k0 %lld n %lld", ck_type_name(t), (long long)k0, (long long)n);
+    ck_case(c, ck_compare(got, want, (size_t)n, exact) < 0 && ck_guard_ok(got), "dequant %s k0 %lld n %lld", ck_type_name(t), (long long)k0,
+            (long long)n);
     ck_free(w), ck_free(got), ck_free(want);
   }
 }
@@ -33,10 +36,10 @@ typedef struct shape {
 
 typedef struct operands {
   uint8_t *w;
-  float *x, *bias, *scale;      /* [toks, k], [rows], [toks] */
+  float *x, *bias, *scale; /* [toks, k], [rows], [toks] */
   const float **x_row;
-  float *y0;                    /* [toks, rows] before the call */
-  double *size;                 /* [toks, rows] sum |w| |x| + |bias| + |y0| */
+  float *y0;    /* [toks, rows] before the call */
+  double *size; /* [toks, rows] sum |w| |x| + |bias| + |y0| */
 } operands;
 
 enum { PAD = 3 }; /* columns of y beside the output that must stay as they were */
@@ -78,7 +81,8 @@ static bool run(const sh_kernels *k, const shape *s, const operands *o, int grou
 
 static operands operands_new(ck *c, const shape *s, float x_scale) {
   size_t rows = (size_t)s->rows, toks = (size_t)s->toks, k = (size_t)s->k, rb = ck_row_bytes(s->type, s->k);
-  operands o = {.w = ck_alloc(rows * rb), .x = ck_floats(toks * k), .bias = ck_floats(rows), .scale = ck_floats(toks), .y0 = ck_floats(toks * rows)};
+  operands o = {
+      .w = ck_alloc(rows * rb), .x = ck_floats(toks * k), .bias = ck_floats(rows), .scale = ck_floats(toks), .y0 = ck_floats(toks * rows)};
   ck_fill_weights(c, s->type, o.w, rows, rb, s->k);
   ck_fill(c, o.x, toks * k, x_scale);
   ck_fill(c, o.bias, rows, 1);
@@ -119,8 +123,8 @@ static void check_shape(ck *c, const shape *s, float x_scale) {
   size_t n = (size_t)s->toks * (size_t)s->rows;
   float *want = malloc(n * sizeof *want), *one = malloc(n * sizeof *one), *got = malloc(n * sizeof *got);
   char name[160];
-  snprintf(name, sizeof name, "%s rows %d tokens %d k %lld%s%s%s x %g", ck_type_name(s->type), s->rows, s->toks, (long long)s->k, s->bias ? " bias" : "",
-           s->scale ? " scale" : "", s->add ? " add" : "", (double)x_scale);
+  snprintf(name, sizeof name, "%s rows %d tokens %d k %lld%s%s%s x %g", ck_type_name(s->type), s->rows, s->toks, (long long)s->k,
+           s->bias ? " bias" : "", s->scale ? " scale" : "", s->add ? " add" : "", (double)x_scale);
   run(&c->ref, s, &o, 1, want);
   bool guards = run(&c->k, s, &o, 1, one);
   ck_case(c, guards, "dot wrote outside its rows: %s", name);
@@ -148,10 +152,11 @@ void ck_matmul(ck *c) {
     }
     for (int j = 0; j < 6; j++) {
       int64_t k = unit * ck_range(c, 1, (int)(1200 / unit));
-      check_shape(c, &(shape){.type = t, .rows = ck_range(c, 1, 60), .toks = ck_range(c, 18, 70), .k = k, .bias = j % 2, .scale = j % 3 == 1}, 1);
+      check_shape(
+          c, &(shape){.type = t, .rows = ck_range(c, 1, 60), .toks = ck_range(c, 18, 70), .k = k, .bias = j % 2, .scale = j % 3 == 1}, 1);
     }
-    check_shape(c, &(shape){.type = t, .rows = 9, .toks = 19, .k = unit * 3}, 0);       /* zeros */
-    check_shape(c, &(shape){.type = t, .rows = 9, .toks = 19, .k = unit * 3}, 1e-41f);  /* denormals */
-    check_shape(c, &(shape){.type = t, .rows = 9, .toks = 19, .k = unit * 3}, 1e30f);   /* huge */
+    check_shape(c, &(shape){.type = t, .rows = 9, .toks = 19, .k = unit * 3}, 0);      /* zeros */
+    check_shape(c, &(shape){.type = t, .rows = 9, .toks = 19, .k = unit * 3}, 1e-41f); /* denormals */
+    check_shape(c, &(shape){.type = t, .rows = 9, .toks = 19, .k = unit * 3}, 1e30f);  /* huge */
   }
 }

@@ -9,7 +9,8 @@
 /* --- exp and what stands on it */
 
 static void check_exp(ck *c) {
-  const ck_tol tol = {.why = "two units in the last place; below the normal range the last bit of a denormal", .abs = 0x1p-149, .rel = 2.5 * 0x1p-23};
+  const ck_tol tol = {
+      .why = "two units in the last place; below the normal range the last bit of a denormal", .abs = 0x1p-149, .rel = 2.5 * 0x1p-23};
   for (int i = 0; i < 40; i++) {
     size_t n = (size_t)ck_range(c, 1, 70);
     float *x = ck_floats(n), *got = ck_floats(n), *want = ck_floats(n);
@@ -18,8 +19,8 @@ static void check_exp(ck *c) {
     c->k.exp(x, (int)n, got);
     c->ref.exp(x, (int)n, want);
     long bad = ck_compare(got, want, n, tol);
-    ck_case(c, bad < 0 && ck_guard_ok(got), "exp n %zu: x %a gives %a, wanted %a", n, bad < 0 ? 0 : (double)x[bad], bad < 0 ? 0 : (double)got[bad],
-            bad < 0 ? 0 : (double)want[bad]);
+    ck_case(c, bad < 0 && ck_guard_ok(got), "exp n %zu: x %a gives %a, wanted %a", n, bad < 0 ? 0 : (double)x[bad],
+            bad < 0 ? 0 : (double)got[bad], bad < 0 ? 0 : (double)want[bad]);
     ck_free(x), ck_free(got), ck_free(want);
   }
   const float hard[] = {0, -0.0f, -INFINITY, INFINITY, NAN, 88.7f, 88.73f, 89.5f, 1e38f, -1e38f, -87.4f, -103.9f, -104.1f, 1e-40f, -1e-40f};
@@ -28,7 +29,8 @@ static void check_exp(ck *c) {
   c->k.exp(hard, N, got);
   c->ref.exp(hard, N, want);
   long bad = ck_compare(got, want, N, tol);
-  ck_case(c, bad < 0, "exp(%a) is %a, wanted %a", bad < 0 ? 0 : (double)hard[bad], bad < 0 ? 0 : (double)got[bad], bad < 0 ? 0 : (double)want[bad]);
+  ck_case(c, bad < 0, "exp(%a) is %a, wanted %a", bad < 0 ? 0 : (double)hard[bad], bad < 0 ? 0 : (double)got[bad],
+          bad < 0 ? 0 : (double)want[bad]);
   ck_case(c, got[0] == 1 && got[1] == 1 && got[2] == 0, "exp(0) = 1 and exp(-inf) = 0 exactly");
   for (int i = 0; i < 20; i++) { /* the same value gives the same bits in every lane and in every tail */
     float x[23], y[23];
@@ -103,8 +105,8 @@ static void check_row(ck *c, const char *name, row_fn *fn, ck_tol tol) {
       fn(&c->k, &r, got);
       fn(&c->ref, &r, want);
       long bad = ck_compare(got, want, n, tol);
-      ck_case(c, bad < 0 && ck_guard_ok(got), "%s n %zu scale %g: [%ld] is %g, wanted %g (%s)", name, n, (double)scale, bad, bad < 0 ? 0 : (double)got[bad],
-              bad < 0 ? 0 : (double)want[bad], tol.why);
+      ck_case(c, bad < 0 && ck_guard_ok(got), "%s n %zu scale %g: [%ld] is %g, wanted %g (%s)", name, n, (double)scale, bad,
+              bad < 0 ? 0 : (double)got[bad], bad < 0 ? 0 : (double)want[bad], tol.why);
     }
     for (int j = 0; j < 4; j++) ck_free(in[j]);
     ck_free(got), ck_free(want);
@@ -139,7 +141,8 @@ static void check_route(ck *c) {
     double sum = 0;
     for (int j = 0; j < k; j++) {
       int better = 0; /* experts that come before this one in (logit descending, index ascending) */
-      for (int e = 0; e < n; e++) better += !isnan(x[e]) && (x[e] > x[index[j]] || isnan(x[index[j]]) || (x[e] == x[index[j]] && e < index[j]));
+      for (int e = 0; e < n; e++)
+        better += !isnan(x[e]) && (x[e] > x[index[j]] || isnan(x[index[j]]) || (x[e] == x[index[j]] && e < index[j]));
       ok = ok && better < k && (j == 0 || index[j] > index[j - 1]) && index[j] >= 0 && index[j] < n;
       sum += (double)weight[j];
     }
@@ -150,7 +153,8 @@ static void check_route(ck *c) {
 
 void ck_rows(ck *c) {
   const ck_tol norm = {.why = "a float32 sum of squares, a root, a division and two products", .abs = 1e-37, .rel = 3e-6};
-  const ck_tol act = {.why = "exp to 2 ulp, a sum, a division, two products; tiny results may lose to overflow of e^-x", .abs = 1e-36, .rel = 1e-6};
+  const ck_tol act = {
+      .why = "exp to 2 ulp, a sum, a division, two products; tiny results may lose to overflow of e^-x", .abs = 1e-36, .rel = 1e-6};
   const ck_tol gate = {.why = "exp of a product of up to 900: its rounding is multiplied by that", .abs = 1e-36, .rel = 5e-4};
   const ck_tol rot = {.why = "two products and a sum that may cancel", .abs = 900 * 0x1p-23, .rel = 1e-6};
   check_exp(c);

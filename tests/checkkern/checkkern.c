@@ -3,8 +3,9 @@
  *   checkkern [--seed N] [--cpu baseline|avx2]      all checks; the last line counts them
  *   checkkern --bench [--threads N] [--only TEXT]   the same, then speeds: only numbers of kernels that are right are worth reading
  *
- * What is checked: results against the references within a named tolerance, at odd sizes and tails, on hard inputs; that nothing outside the outputs
- * is written and nothing past the inputs is read; and, to the bit, that a result does not depend on tiles, chunks, pages or threads. */
+ * What is checked: results against the references within a named tolerance, at odd sizes and tails, on hard inputs; that nothing outside
+ * the outputs is written and nothing past the inputs is read; and, to the bit, that a result does not depend on tiles, chunks, pages or
+ * threads. */
 #include "check.h"
 
 #include <stdio.h>
@@ -33,7 +34,7 @@ static int usage(void) {
 }
 
 int main(int argc, char **argv) {
-  ck c = {.seed = (uint64_t)time(NULL)};
+  ck c = {.seed = (uint64_t)time(NULL), .quick = getenv("SHENG_TEST_QUICK") && *getenv("SHENG_TEST_QUICK")};
   const char *cpu = NULL, *only = NULL;
   bool bench = false;
   int threads = 0;
@@ -44,16 +45,11 @@ int main(int argc, char **argv) {
       continue;
     }
     if (!value) return usage();
-    if (!strcmp(argv[i], "--seed"))
-      c.seed = strtoull(value, NULL, 10);
-    else if (!strcmp(argv[i], "--cpu"))
-      cpu = value;
-    else if (!strcmp(argv[i], "--threads"))
-      threads = atoi(value);
-    else if (!strcmp(argv[i], "--only"))
-      only = value;
-    else
-      return usage();
+    if (!strcmp(argv[i], "--seed")) c.seed = strtoull(value, NULL, 10);
+    else if (!strcmp(argv[i], "--cpu")) cpu = value;
+    else if (!strcmp(argv[i], "--threads")) threads = (int)strtol(value, NULL, 10);
+    else if (!strcmp(argv[i], "--only")) only = value;
+    else return usage();
     i++;
   }
   printf("seed %llu\n", (unsigned long long)c.seed);

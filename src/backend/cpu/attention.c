@@ -1,10 +1,11 @@
 /* Paged attention of the CPU backend.
  *
- * Three passes on the pool: norm, rotation and storing of k and v by rows; attention by tiles of queries; and, for long decodes, a merge. A tile is up to
- * SH_ATTN_QUERIES queries: consecutive tokens of a sequence and the heads that share one key head, so a segment of keys is read and converted once for all of
- * them. A query's path is fixed by its position alone: segments of 64 keys, merged one after the other inside spans of 1024 positions, spans merged in
- * order. Few long sequences would leave workers idle, so the spans of a tile may be separate items whose partial results a last pass merges in the same
- * order: split or not, the bits are the same. Splitting by the number of threads would need less memory and change the bits with it. */
+ * Three passes on the pool: norm, rotation and storing of k and v by rows; attention by tiles of queries; and, for long decodes, a merge. A
+ * tile is up to SH_ATTN_QUERIES queries: consecutive tokens of a sequence and the heads that share one key head, so a segment of keys is
+ * read and converted once for all of them. A query's path is fixed by its position alone: segments of 64 keys, merged one after the other
+ * inside spans of 1024 positions, spans merged in order. Few long sequences would leave workers idle, so the spans of a tile may be
+ * separate items whose partial results a last pass merges in the same order: split or not, the bits are the same. Splitting by the number
+ * of threads would need less memory and change the bits with it. */
 #include "backend/cpu/cpu.h"
 
 #include <math.h>
@@ -24,14 +25,14 @@ typedef struct attn_job {
   const sh_batch *b;
   sh_tensor *q, *k, *out;
   const sh_tensor *v;
-  int *row_seq;          /* [n_tokens] sequence of a row */
+  int *row_seq; /* [n_tokens] sequence of a row */
   attn_tile *tiles;
   int n_tiles;
-  int heads;             /* of a tile: query heads of one key head, or a part of them when they are over SH_ATTN_QUERIES */
-  int parts;             /* parts of a key head's query heads */
-  int tile_toks;         /* most tokens of a tile */
-  int n_spans;           /* most spans of any tile */
-  float *partial;        /* split: [item][span][state_floats] */
+  int heads;      /* of a tile: query heads of one key head, or a part of them when they are over SH_ATTN_QUERIES */
+  int parts;      /* parts of a key head's query heads */
+  int tile_toks;  /* most tokens of a tile */
+  int n_spans;    /* most spans of any tile */
+  float *partial; /* split: [item][span][state_floats] */
 } attn_job;
 
 /* Running state of a tile: maxima, sums, accumulators. */
@@ -68,7 +69,8 @@ static int rope_fill(sh_cpu *be, const sh_attn *p, const sh_batch *b, sh_error *
   int half = p->rotary_dim / 2, rc = half ? sh_cpu_rope_need(be, b->n_tokens, half, e) : 0;
   if (rc < 0 || half == 0) return rc;
   sh_cpu_rope *r = &be->rope;
-  bool same = r->n == b->n_tokens && r->half == half && r->scale == p->rope_scale && !memcmp(r->inv_freq, p->inv_freq, (size_t)half * sizeof(double));
+  bool same = r->n == b->n_tokens && r->half == half && r->scale == p->rope_scale &&
+              !memcmp(r->inv_freq, p->inv_freq, (size_t)half * sizeof(double));
   for (int s = 0; s < b->n_seqs; s++) {
     const sh_seq *q = &b->seqs[s];
     for (int i = 0; i < q->count; i++) {
@@ -96,10 +98,8 @@ static void head_prepare(const attn_job *j, float *x, const sh_tensor *gain, int
 }
 
 static void kv_store(const attn_job *j, const float *x, uint8_t *dst) {
-  if (j->c->spec.kv_type == SH_KV_F32)
-    memcpy(dst, x, (size_t)j->p->head_dim * sizeof *x);
-  else
-    j->be->k.to_bf16(x, j->p->head_dim, dst);
+  if (j->c->spec.kv_type == SH_KV_F32) memcpy(dst, x, (size_t)j->p->head_dim * sizeof *x);
+  else j->be->k.to_bf16(x, j->p->head_dim, dst);
 }
 
 static void prepare_item(void *ctx, int item, int worker) {
@@ -264,10 +264,10 @@ static void merge_item(void *ctx, int item, int worker) {
 
 static int check(const sh_cache *c, int layer, const sh_attn *p, const sh_batch *b, const attn_job *j, sh_error *e) {
   const sh_cache_spec *s = &c->spec;
-  if (layer < 0 || layer >= s->n_attn_layers || p->n_kv_heads != s->n_kv_heads || p->head_dim != s->head_dim || p->n_heads % p->n_kv_heads ||
-      p->rotary_dim < 0 || p->rotary_dim > p->head_dim || p->rotary_dim % 2)
-    return sh_fail(e, SH_ERR_INTERNAL, "attention: layer %d, %d:%d heads of %d (%d rotating) against a cache of %d layers, %d heads of %d", layer, p->n_heads,
-                   p->n_kv_heads, p->head_dim, p->rotary_dim, s->n_attn_layers, s->n_kv_heads, s->head_dim);
+  if (layer < 0 || layer >= s->n_attn_layers || p->n_kv_heads != s->n_kv_heads || p->head_dim != s->head_dim ||
+      p->n_heads % p->n_kv_heads || p->rotary_dim < 0 || p->rotary_dim > p->head_dim || p->rotary_dim % 2)
+    return sh_fail(e, SH_ERR_INTERNAL, "attention: layer %d, %d:%d heads of %d (%d rotating) against a cache of %d layers, %d heads of %d",
+                   layer, p->n_heads, p->n_kv_heads, p->head_dim, p->rotary_dim, s->n_attn_layers, s->n_kv_heads, s->head_dim);
   int64_t q_cols = (int64_t)p->n_heads * p->head_dim, kv_cols = (int64_t)p->n_kv_heads * p->head_dim;
   int rc = sh_cpu_check(j->q, b->n_tokens, q_cols * (p->gated ? 2 : 1), "attention: q", e);
   if (rc == 0) rc = sh_cpu_check(j->k, b->n_tokens, kv_cols, "attention: k", e);
@@ -314,8 +314,8 @@ static size_t plan(attn_job *j) {
   return floats * sizeof(float) <= j->be->split_bytes ? floats : 0;
 }
 
-int sh_cpu_attention(sh_backend *backend, sh_cache *c, int layer, const sh_attn *p, const sh_batch *b, sh_tensor *q, sh_tensor *k, const sh_tensor *v,
-                     sh_tensor *out, sh_error *e) {
+int sh_cpu_attention(sh_backend *backend, sh_cache *c, int layer, const sh_attn *p, const sh_batch *b, sh_tensor *q, sh_tensor *k,
+                     const sh_tensor *v, sh_tensor *out, sh_error *e) {
   sh_cpu *be = (sh_cpu *)backend;
   attn_job j = {.be = be, .c = c, .layer = layer, .p = p, .b = b, .q = q, .k = k, .v = v, .out = out};
   int rc = check(c, layer, p, b, &j, e);
@@ -341,7 +341,8 @@ int sh_cpu_attention(sh_backend *backend, sh_cache *c, int layer, const sh_attn 
 
 int sh_cpu_attention_reserve(sh_cpu *be, const sh_reserve *r, sh_error *e) {
   if (r->n_heads == 0) return 0;
-  /* room to split four sequences of the full context; beyond that there is work enough for the workers, or memory is dearer than the idle ones */
+  /* room to split four sequences of the full context; beyond that there is work enough for the workers, or memory is dearer than the idle
+   * ones */
   size_t spans = (size_t)(r->max_context / SH_SPAN + 1), one = spans * state_floats(r->head_dim, r->n_heads) * sizeof(float);
   be->split_bytes = be->n_workers == 1 ? 0 : one < SPLIT_BYTES_MAX / 4 ? 4 * one : SPLIT_BYTES_MAX;
   attn_job j;

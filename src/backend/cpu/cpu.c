@@ -1,7 +1,7 @@
 /* The CPU backend: construction, tensors, weights, the table of operations, and the operations that treat rows one by one.
  *
- * Used by one thread at a time (the engine's); a call has finished its work when it returns, so sync does nothing. Activations are plain float32 arrays. A weight is
- * the view into the mapped file and nothing else: the kernels read every supported format as it is stored. */
+ * Used by one thread at a time (the engine's); a call has finished its work when it returns, so sync does nothing. Activations are plain
+ * float32 arrays. A weight is the view into the mapped file and nothing else: the kernels read every supported format as it is stored. */
 #include "backend/cpu/cpu.h"
 
 #include <stdio.h>
@@ -52,7 +52,8 @@ static int cpu_tensor_new(sh_backend *b, int64_t rows, int64_t cols, sh_tensor *
   (void)b;
   *out = NULL;
   size_t n, bytes;
-  if (rows < 0 || cols < 0 || __builtin_mul_overflow((size_t)rows, (size_t)cols, &n) || __builtin_mul_overflow(n, sizeof(float), &bytes) || bytes > PTRDIFF_MAX)
+  if (rows < 0 || cols < 0 || __builtin_mul_overflow((size_t)rows, (size_t)cols, &n) || __builtin_mul_overflow(n, sizeof(float), &bytes) ||
+      bytes > PTRDIFF_MAX)
     return sh_fail(e, SH_ERR_NOMEM, "a tensor of %lld x %lld does not fit the address space", (long long)rows, (long long)cols);
   sh_tensor *t = sh_calloc(1, sizeof *t);
   if (!t) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
@@ -83,7 +84,8 @@ int sh_cpu_check(const sh_tensor *t, int64_t rows, int64_t cols, const char *wha
 
 static int check_rows(const sh_tensor *t, int64_t row, int64_t n, const char *what, sh_error *e) {
   if (row >= 0 && n >= 0 && row <= t->rows && n <= t->rows - row) return 0;
-  return sh_fail(e, SH_ERR_INTERNAL, "%s: rows %lld to %lld of a tensor of %lld", what, (long long)row, (long long)row + (long long)n, (long long)t->rows);
+  return sh_fail(e, SH_ERR_INTERNAL, "%s: rows %lld to %lld of a tensor of %lld", what, (long long)row, (long long)row + (long long)n,
+                 (long long)t->rows);
 }
 
 static int cpu_tensor_write(sh_backend *b, sh_tensor *t, int64_t row, int64_t n, const float *src, sh_error *e) {
@@ -108,9 +110,10 @@ static int cpu_weight_bind(sh_backend *b, const sh_wview *v, sh_weight **out, sh
   for (size_t i = 0; i < sizeof supported / sizeof *supported; i++) ok = ok || supported[i] == v->type;
   if (!ok) return sh_fail(e, SH_ERR_UNSUPPORTED, "%s: weights of type %s cannot be computed with", v->name, sh_dtype_name(v->type));
   int block = sh_dtype_block(v->type);
-  if (v->rows < 1 || v->cols < 1 || v->cols > INT32_MAX || v->cols % block || v->row_bytes < (size_t)(v->cols / block) * (size_t)sh_dtype_block_bytes(v->type))
-    return sh_fail(e, SH_ERR_FORMAT, "%s: %lld x %lld weights in rows of %zu bytes; wanted whole %s blocks of %d weights", v->name, (long long)v->rows,
-                   (long long)v->cols, v->row_bytes, sh_dtype_name(v->type), block);
+  if (v->rows < 1 || v->cols < 1 || v->cols > INT32_MAX || v->cols % block ||
+      v->row_bytes < (size_t)(v->cols / block) * (size_t)sh_dtype_block_bytes(v->type))
+    return sh_fail(e, SH_ERR_FORMAT, "%s: %lld x %lld weights in rows of %zu bytes; wanted whole %s blocks of %d weights", v->name,
+                   (long long)v->rows, (long long)v->cols, v->row_bytes, sh_dtype_name(v->type), block);
   sh_weight *w = sh_calloc(1, sizeof *w);
   if (!w) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
   w->v = *v;

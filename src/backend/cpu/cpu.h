@@ -5,7 +5,8 @@
  *   linear.c     matrix products                  attention.c  paged attention
  *   gdn.c        gated delta rule                 moe.c        routed feed-forward
  *
- * A call runs at once: it cuts its work into items, and the pool's workers take them from a counter. Which worker runs an item never changes a result. */
+ * A call runs at once: it cuts its work into items, and the pool's workers take them from a counter. Which worker runs an item never
+ * changes a result. */
 #ifndef SH_BACKEND_CPU_CPU_H
 #define SH_BACKEND_CPU_CPU_H
 
@@ -31,8 +32,8 @@ struct sh_cache {
   size_t layer_floats;             /* of a linear layer in a slot: state tiles, then conv inputs */
 };
 
-/* Memory of a call. `shared` is cut up by the call that runs, `worker[w]` by the items that worker w runs; nothing in them outlives the call.
- * reserve() sizes both for the largest later call; a call that needs more (tests, tools) grows them. */
+/* Memory of a call. `shared` is cut up by the call that runs, `worker[w]` by the items that worker w runs; nothing in them outlives the
+ * call. reserve() sizes both for the largest later call; a call that needs more (tests, tools) grows them. */
 typedef struct sh_cpu_scratch {
   uint8_t *shared;
   size_t shared_bytes;
@@ -40,13 +41,14 @@ typedef struct sh_cpu_scratch {
   size_t worker_bytes;
 } sh_cpu_scratch;
 
-/* cos and sin of the rows of the latest attention call; the layers of a step have the same positions, so all but the first find it filled. */
+/* cos and sin of the rows of the latest attention call; the layers of a step have the same positions, so all but the first find it filled.
+ */
 typedef struct sh_cpu_rope {
-  int half, n;          /* pairs, rows filled */
+  int half, n; /* pairs, rows filled */
   float scale;
-  double *inv_freq;     /* [half] the frequencies it was filled with */
-  int32_t *pos;         /* [n] */
-  float *cs, *sn;       /* [n, half] */
+  double *inv_freq; /* [half] the frequencies it was filled with */
+  int32_t *pos;     /* [n] */
+  float *cs, *sn;   /* [n, half] */
   int cap_rows, cap_half;
 } sh_cpu_rope;
 
@@ -63,7 +65,7 @@ typedef struct sh_cpu {
 
 /* --- scratch.c: sizes in bytes; every part is rounded up to 64 so that the parts after it stay aligned. */
 typedef struct sh_cut {
-  uint8_t *p;   /* NULL: only measures */
+  uint8_t *p; /* NULL: only measures */
   size_t used;
 } sh_cut;
 void *sh_cut_take(sh_cut *c, size_t n, size_t size); /* n * size bytes of c->p (NULL while measuring); used = SIZE_MAX on overflow */
@@ -73,17 +75,17 @@ void sh_cpu_scratch_free(sh_cpu *be);
 int sh_cpu_rope_need(sh_cpu *be, int rows, int half, sh_error *e);
 
 /* --- linear.c */
-/* y[t] = x[t] W^T for rows at x + t * x_stride, y + t * y_stride; runs on the pool. scratch: sh_cpu_matmul_bytes(n, w->cols); the workers' scratch must hold
- * gemm_floats(w->cols). */
-void sh_cpu_matmul(sh_cpu *be, uint8_t *scratch, const sh_wview *w, const float *x, int64_t x_stride, int n, const float *bias, bool add, float *y,
-                   int64_t y_stride);
+/* y[t] = x[t] W^T for rows at x + t * x_stride, y + t * y_stride; runs on the pool. scratch: sh_cpu_matmul_bytes(n, w->cols); the workers'
+ * scratch must hold gemm_floats(w->cols). */
+void sh_cpu_matmul(sh_cpu *be, uint8_t *scratch, const sh_wview *w, const float *x, int64_t x_stride, int n, const float *bias, bool add,
+                   float *y, int64_t y_stride);
 size_t sh_cpu_matmul_bytes(const sh_cpu *be, int n, int64_t cols);
 int sh_cpu_linear(sh_backend *b, const sh_weight *w, const sh_tensor *x, int n, const sh_tensor *bias, bool add, sh_tensor *y, sh_error *e);
 int sh_cpu_linear_reserve(sh_cpu *be, int max_tokens, int64_t max_cols, sh_error *e);
-enum { SH_CPU_ITEM_TOKENS = 64 }; /* rows that an item packs for itself at a time */
+enum { SH_CPU_ITEM_TOKENS = 64 };                      /* most activation rows of a product inside an item */
 size_t sh_cpu_item_bytes(const sh_cpu *be, int64_t k); /* worker scratch of sh_cpu_item_mm */
-/* Inside an item: runs mm (x and y are row pointers, any n_tok) on this worker. */
-void sh_cpu_item_mm(const sh_cpu *be, const sh_mm *mm, uint8_t *scratch);
+/* Inside an item: n products with the same activation rows (x, n_tok, k), on this worker. Fills their packed and scratch. */
+void sh_cpu_item_mm(const sh_cpu *be, sh_mm *mm, int n, uint8_t *scratch);
 
 /* --- cache.c */
 int sh_cpu_cache_new(sh_backend *b, const sh_cache_spec *spec, sh_cache **out, sh_error *e);
@@ -99,16 +101,17 @@ float *sh_cpu_conv(const sh_cache *c, int slot, int layer);  /* [conv_kernel - 1
 int sh_cpu_check_batch(const sh_cache *c, const sh_batch *b, bool want_slots, bool want_pages, sh_error *e);
 
 /* --- attention.c, gdn.c, moe.c */
-int sh_cpu_attention(sh_backend *b, sh_cache *c, int layer, const sh_attn *p, const sh_batch *batch, sh_tensor *q, sh_tensor *k, const sh_tensor *v,
-                     sh_tensor *out, sh_error *e);
+int sh_cpu_attention(sh_backend *b, sh_cache *c, int layer, const sh_attn *p, const sh_batch *batch, sh_tensor *q, sh_tensor *k,
+                     const sh_tensor *v, sh_tensor *out, sh_error *e);
 int sh_cpu_attention_reserve(sh_cpu *be, const sh_reserve *r, sh_error *e);
-int sh_cpu_gated_delta(sh_backend *b, sh_cache *c, int layer, const sh_gdn *p, const sh_batch *batch, sh_tensor *qkv, const sh_tensor *z, const sh_tensor *a,
-                       const sh_tensor *bb, sh_tensor *out, sh_error *e);
+int sh_cpu_gated_delta(sh_backend *b, sh_cache *c, int layer, const sh_gdn *p, const sh_batch *batch, sh_tensor *qkv, const sh_tensor *z,
+                       const sh_tensor *a, const sh_tensor *bb, sh_tensor *out, sh_error *e);
 int sh_cpu_gdn_reserve(sh_cpu *be, const sh_reserve *r, sh_error *e);
 int sh_cpu_moe(sh_backend *b, const sh_moe *p, const sh_tensor *x, int n, bool add, sh_tensor *y, sh_error *e);
 int sh_cpu_moe_reserve(sh_cpu *be, const sh_reserve *r, sh_error *e);
 
-/* 0, or an SH_ERR_INTERNAL that names the operation and the argument: a tensor with fewer rows or columns than the call uses is a fault of the caller. */
+/* 0, or an SH_ERR_INTERNAL that names the operation and the argument: a tensor with fewer rows or columns than the call uses is a fault of
+ * the caller. */
 int sh_cpu_check(const sh_tensor *t, int64_t rows, int64_t cols, const char *what, sh_error *e);
 
 #endif

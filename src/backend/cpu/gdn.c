@@ -1,8 +1,9 @@
 /* Gated delta-rule layers of the CPU backend.
  *
- * Four passes on the pool, each over independent pieces: the convolution by (sequence, strip of channels), norms and gates by rows, the recurrence by
- * (sequence, head, tile of columns), the output norm by rows. The recurrence's item keeps one [k_dim, 32] tile of the state in L1 and takes all of the chunk's
- * tokens through it, one after the other: the same arithmetic for a prompt, a decode step and any cut of a prompt into chunks. */
+ * Four passes on the pool, each over independent pieces: the convolution by (sequence, strip of channels), norms and gates by rows, the
+ * recurrence by (sequence, head, tile of columns), the output norm by rows. The recurrence's item keeps one [k_dim, 32] tile of the state
+ * in L1 and takes all of the chunk's tokens through it, one after the other: the same arithmetic for a prompt, a decode step and any cut of
+ * a prompt into chunks. */
 #include "backend/cpu/cpu.h"
 
 #include <math.h>
@@ -17,9 +18,9 @@ typedef struct gdn_job {
   const sh_batch *b;
   sh_tensor *qkv, *out;
   const sh_tensor *z, *a, *bb;
-  int channels;          /* columns of qkv that are used */
-  int strips, tiles;     /* of the channels; of a head's columns */
-  float *decay, *beta;   /* [n_tokens, v_heads] */
+  int channels;        /* columns of qkv that are used */
+  int strips, tiles;   /* of the channels; of a head's columns */
+  float *decay, *beta; /* [n_tokens, v_heads] */
 } gdn_job;
 
 static int min_int(int a, int b) { return a < b ? a : b; }
@@ -41,8 +42,8 @@ static void norm_item(void *ctx, int item, int worker) {
   for (int row = item * ITEM_ROWS; row < min_int(j->b->n_tokens, (item + 1) * ITEM_ROWS); row++) {
     float *x = j->qkv->p + row * j->qkv->cols;
     for (int h = 0; h < 2 * p->k_heads; h++) j->be->k.l2norm(x + h * p->k_dim, p->k_dim, h < p->k_heads ? q_scale : 1.0f);
-    j->be->k.gdn_gates(j->a->p + row * j->a->cols, j->bb->p + row * j->bb->cols, p->neg_exp_a->p, p->dt_bias->p, p->v_heads, j->decay + row * p->v_heads,
-                       j->beta + row * p->v_heads);
+    j->be->k.gdn_gates(j->a->p + row * j->a->cols, j->bb->p + row * j->bb->cols, p->neg_exp_a->p, p->dt_bias->p, p->v_heads,
+                       j->decay + row * p->v_heads, j->beta + row * p->v_heads);
   }
 }
 
@@ -77,16 +78,19 @@ static void out_item(void *ctx, int item, int worker) {
   const sh_gdn *p = j->p;
   for (int row = item * ITEM_ROWS; row < min_int(j->b->n_tokens, (item + 1) * ITEM_ROWS); row++) {
     for (int h = 0; h < p->v_heads; h++)
-      j->be->k.gdn_out(j->z->p + row * j->z->cols + h * p->v_dim, p->gain->p, p->eps, p->v_dim, j->out->p + row * j->out->cols + h * p->v_dim);
+      j->be->k.gdn_out(j->z->p + row * j->z->cols + h * p->v_dim, p->gain->p, p->eps, p->v_dim,
+                       j->out->p + row * j->out->cols + h * p->v_dim);
   }
 }
 
 static int check(const gdn_job *j, sh_error *e) {
   const sh_gdn *p = j->p;
   const sh_cache_spec *s = &j->c->spec;
-  if (j->layer < 0 || j->layer >= s->n_linear_layers || p->v_heads != s->lin_v_heads || p->k_dim != s->lin_k_dim || p->v_dim != s->lin_v_dim ||
-      p->conv_kernel != s->conv_kernel || j->channels != s->conv_channels || p->k_heads < 1 || p->v_heads % p->k_heads)
-    return sh_fail(e, SH_ERR_INTERNAL, "gated_delta: layer %d, %d:%d heads of %d x %d do not match the cache", j->layer, p->v_heads, p->k_heads, p->k_dim, p->v_dim);
+  if (j->layer < 0 || j->layer >= s->n_linear_layers || p->v_heads != s->lin_v_heads || p->k_dim != s->lin_k_dim ||
+      p->v_dim != s->lin_v_dim || p->conv_kernel != s->conv_kernel || j->channels != s->conv_channels || p->k_heads < 1 ||
+      p->v_heads % p->k_heads)
+    return sh_fail(e, SH_ERR_INTERNAL, "gated_delta: layer %d, %d:%d heads of %d x %d do not match the cache", j->layer, p->v_heads,
+                   p->k_heads, p->k_dim, p->v_dim);
   int64_t n = j->b->n_tokens, v_cols = (int64_t)p->v_heads * p->v_dim;
   int rc = sh_cpu_check(j->qkv, n, j->channels, "gated_delta: qkv", e);
   if (rc == 0) rc = sh_cpu_check(j->z, n, v_cols, "gated_delta: z", e);
@@ -108,8 +112,8 @@ static size_t cut_shared(gdn_job *j, uint8_t *base, int n_tokens, int v_heads) {
   return c.used;
 }
 
-int sh_cpu_gated_delta(sh_backend *backend, sh_cache *c, int layer, const sh_gdn *p, const sh_batch *b, sh_tensor *qkv, const sh_tensor *z, const sh_tensor *a,
-                       const sh_tensor *bb, sh_tensor *out, sh_error *e) {
+int sh_cpu_gated_delta(sh_backend *backend, sh_cache *c, int layer, const sh_gdn *p, const sh_batch *b, sh_tensor *qkv, const sh_tensor *z,
+                       const sh_tensor *a, const sh_tensor *bb, sh_tensor *out, sh_error *e) {
   sh_cpu *be = (sh_cpu *)backend;
   gdn_job j = {.be = be, .c = c, .layer = layer, .p = p, .b = b, .qkv = qkv, .out = out, .z = z, .a = a, .bb = bb};
   j.channels = 2 * p->k_heads * p->k_dim + p->v_heads * p->v_dim;

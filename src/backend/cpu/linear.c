@@ -1,27 +1,27 @@
 /* Matrix products of the CPU backend.
  *
- * The call cuts the weight's rows into blocks (and, when there are fewer blocks than workers can share, the activation rows too). Few activation rows: each
- * block is read from the map once and used in registers for all of them. Many: they are packed first, in parallel, and each block is expanded to float32 in a
- * worker's scratch and used for all of them. Nothing is repacked to keep: the map's pages are the only copy of the weights. A packed copy
- * would make small-batch products a little faster and cost a second checkpoint of memory. */
+ * The call cuts the weight's rows into blocks (and, when there are fewer blocks than workers can share, the activation rows too). Few
+ * activation rows: each block is read from the map once and used in registers for all of them. Many: they are packed first, in parallel,
+ * and each block is expanded to float32 in a worker's scratch and used for all of them. Nothing is repacked to keep: the map's pages are
+ * the only copy of the weights. A packed copy would make small-batch products a little faster and cost a second checkpoint of memory. */
 #include "backend/cpu/cpu.h"
 
 enum {
-  CHUNK = SH_GEMM_TOKENS,    /* activation rows packed at a time: bounds scratch, and the weights are expanded once per chunk */
-  ITEM_BYTES = 128 * 1024,   /* weights of a dot item: about 10 us, far over the cost of taking an item */
-  ITEMS_PER_WORKER = 4,      /* so that a late worker holds the others up for a quarter of its share at most */
+  CHUNK = SH_GEMM_TOKENS,  /* activation rows packed at a time: bounds scratch, and the weights are expanded once per chunk */
+  ITEM_BYTES = 128 * 1024, /* weights of a dot item: about 10 us, far over the cost of taking an item */
+  ITEMS_PER_WORKER = 4,    /* so that a late worker holds the others up for a quarter of its share at most */
 };
 
 typedef struct mm_job {
   const sh_cpu *be;
   const sh_wview *w;
-  const float **x;           /* [n] */
-  float **y;                 /* [n] */
+  const float **x; /* [n] */
+  float **y;       /* [n] */
   const float *bias;
-  bool add, packed_rows;     /* packed_rows: gemm on `packed` */
+  bool add, packed_rows; /* packed_rows: gemm on `packed` */
   float *packed;
-  int n;                     /* activation rows of this chunk */
-  int rows, toks;            /* weight rows and activation rows of an item */
+  int n;          /* activation rows of this chunk */
+  int rows, toks; /* weight rows and activation rows of an item */
   int n_row_blocks;
 } mm_job;
 
@@ -94,8 +94,8 @@ size_t sh_cpu_matmul_bytes(const sh_cpu *be, int n, int64_t cols) {
   return cut_scratch(be, &j, NULL, n, cols);
 }
 
-void sh_cpu_matmul(sh_cpu *be, uint8_t *scratch, const sh_wview *w, const float *x, int64_t x_stride, int n, const float *bias, bool add, float *y,
-                   int64_t y_stride) {
+void sh_cpu_matmul(sh_cpu *be, uint8_t *scratch, const sh_wview *w, const float *x, int64_t x_stride, int n, const float *bias, bool add,
+                   float *y, int64_t y_stride) {
   mm_job j = {.be = be, .w = w, .bias = bias, .add = add};
   cut_scratch(be, &j, scratch, n, w->cols);
   for (int t0 = 0; t0 < n; t0 += CHUNK) {
@@ -115,7 +115,8 @@ int sh_cpu_linear_reserve(sh_cpu *be, int max_tokens, int64_t max_cols, sh_error
   return rc == 0 ? sh_cpu_worker_need(be, be->k.gemm_floats(max_cols) * sizeof(float), e) : rc;
 }
 
-int sh_cpu_linear(sh_backend *b, const sh_weight *w, const sh_tensor *x, int n, const sh_tensor *bias, bool add, sh_tensor *y, sh_error *e) {
+int sh_cpu_linear(sh_backend *b, const sh_weight *w, const sh_tensor *x, int n, const sh_tensor *bias, bool add, sh_tensor *y,
+                  sh_error *e) {
   sh_cpu *be = (sh_cpu *)b;
   int rc = sh_cpu_check(x, n, w->v.cols, "linear: x", e);
   if (rc == 0) rc = sh_cpu_check(y, n, w->v.rows, "linear: y", e);
@@ -133,23 +134,21 @@ size_t sh_cpu_item_bytes(const sh_cpu *be, int64_t k) {
   return c.used;
 }
 
-void sh_cpu_item_mm(const sh_cpu *be, const sh_mm *mm, uint8_t *scratch) {
+void sh_cpu_item_mm(const sh_cpu *be, sh_mm *mm, int n, uint8_t *scratch) {
   const sh_kernels *k = &be->k;
   sh_cut c = {.p = scratch};
   float *packed = sh_cut_take(&c, k->pack_floats(SH_CPU_ITEM_TOKENS, mm->k), sizeof(float));
-  sh_mm m = *mm;
-  m.scratch = sh_cut_take(&c, k->gemm_floats(mm->k), sizeof(float));
-  for (int t0 = 0; t0 < mm->n_tok; t0 += SH_CPU_ITEM_TOKENS) {
-    m.n_tok = min_int(SH_CPU_ITEM_TOKENS, mm->n_tok - t0);
-    m.x = mm->x + t0;
-    m.y = mm->y + t0;
-    m.scale = mm->scale ? mm->scale + t0 : NULL;
-    if (m.n_tok <= k->dot_tokens(m.type)) {
-      k->dot(&m);
+  float *work = sh_cut_take(&c, k->gemm_floats(mm->k), sizeof(float));
+  bool is_packed = false;
+  for (int i = 0; i < n; i++) {
+    if (mm[i].n_tok <= k->dot_tokens(mm[i].type)) {
+      k->dot(&mm[i]);
       continue;
     }
-    k->pack(m.x, m.n_tok, m.k, packed);
-    m.packed = packed;
-    k->gemm(&m);
+    if (!is_packed) k->pack(mm[i].x, mm[i].n_tok, mm[i].k, packed);
+    is_packed = true;
+    mm[i].packed = packed;
+    mm[i].scratch = work;
+    k->gemm(&mm[i]);
   }
 }

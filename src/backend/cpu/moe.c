@@ -1,9 +1,10 @@
 /* Routed feed-forward of the CPU backend.
  *
- * Per chunk of tokens: router logits, the choice of experts, then two passes on the pool. The first takes (expert, block of its rows): gate and up rows against the
- * tokens that chose the expert, and h = silu(gate) up. The second takes blocks of output rows and walks the experts in index order, adding
- * weight * (down h) to each token that chose them. So every output element is the work of one item and its sum runs in index order by itself, whatever the batch
- * is; the results of single experts are never stored. The shared expert is one more expert, last, chosen by every token. */
+ * Per chunk of tokens: router logits, the choice of experts, then two passes on the pool. The first takes (expert, block of its rows): gate
+ * and up rows against the tokens that chose the expert, and h = silu(gate) up. The second takes blocks of output rows and walks the experts
+ * in index order, adding weight * (down h) to each token that chose them. So every output element is the work of one item and its sum runs
+ * in index order by itself, whatever the batch is; the results of single experts are never stored. The shared expert is one more expert,
+ * last, chosen by every token. */
 #include "backend/cpu/cpu.h"
 
 #include <string.h>
@@ -20,17 +21,17 @@ typedef struct moe_job {
   float *y;
   int64_t x_stride, y_stride;
   int n, hidden, ffn, shared_ffn;
-  float *logits;       /* [n, n_experts] */
-  float *gate_x;       /* [n] weights of the shared expert */
-  int *index;          /* [n, top_k] experts of a token, ascending */
-  float *weight;       /* [n, top_k] */
-  int *start;          /* [n_experts + 1] first slot of an expert; slots are sorted by expert, then token */
-  int *token;          /* [n * top_k] token of a slot */
-  float *slot_weight;  /* [n * top_k] */
-  int *active;         /* [n_experts] experts that any token chose, ascending */
+  float *logits;      /* [n, n_experts] */
+  float *gate_x;      /* [n] weights of the shared expert */
+  int *index;         /* [n, top_k] experts of a token, ascending */
+  float *weight;      /* [n, top_k] */
+  int *start;         /* [n_experts + 1] first slot of an expert; slots are sorted by expert, then token */
+  int *token;         /* [n * top_k] token of a slot */
+  float *slot_weight; /* [n * top_k] */
+  int *active;        /* [n_experts] experts that any token chose, ascending */
   int n_active;
-  float *h, *shared_h; /* [n * top_k, ffn], [n, shared_ffn] */
-  uint8_t *mm;         /* scratch of the router's product */
+  float *h, *shared_h;       /* [n * top_k, ffn], [n, shared_ffn] */
+  uint8_t *mm;               /* scratch of the router's product */
   int blocks, shared_blocks; /* row blocks of an expert's, of the shared expert's gate and up */
 } moe_job;
 
@@ -114,8 +115,17 @@ static void shared_weights(moe_job *j) {
 
 /* --- Pass 1: h. */
 
+/* Rows of w from r0 on, into y. */
+static void set_weight(sh_mm *mm, const sh_weight *w, int r0, float *const *y) {
+  mm->type = w->v.type;
+  mm->w = w->v.data + (size_t)r0 * w->v.row_bytes;
+  mm->row_bytes = w->v.row_bytes;
+  mm->y = y;
+}
+
 /* Row block `block` of an expert's gate and up for the tokens of slots [0, n). token NULL: slot i is token i. */
-static void expert_h(const moe_job *j, const sh_weight *gate, const sh_weight *up, int block, const int *token, int n, float *h, int ffn, uint8_t *scratch) {
+static void expert_h(const moe_job *j, const sh_weight *gate, const sh_weight *up, int block, const int *token, int n, float *h, int ffn,
+                     uint8_t *scratch) {
   moe_mem mem;
   cut_worker(j, &mem, scratch);
   const float *x[SH_CPU_ITEM_TOKENS];
@@ -128,11 +138,11 @@ static void expert_h(const moe_job *j, const sh_weight *gate, const sh_weight *u
       yg[i] = mem.gate + i * ROWS;
       yu[i] = mem.up + i * ROWS;
     }
-    sh_mm mm = {.n_rows = rows, .k = j->hidden, .n_tok = m, .x = x};
-    mm.type = gate->v.type, mm.w = gate->v.data + (size_t)r0 * gate->v.row_bytes, mm.row_bytes = gate->v.row_bytes, mm.y = yg;
-    sh_cpu_item_mm(j->be, &mm, mem.mm);
-    mm.type = up->v.type, mm.w = up->v.data + (size_t)r0 * up->v.row_bytes, mm.row_bytes = up->v.row_bytes, mm.y = yu;
-    sh_cpu_item_mm(j->be, &mm, mem.mm);
+    sh_mm mm[2] = {{.n_rows = rows, .k = j->hidden, .n_tok = m, .x = x}};
+    mm[1] = mm[0];
+    set_weight(&mm[0], gate, r0, yg);
+    set_weight(&mm[1], up, r0, yu);
+    sh_cpu_item_mm(j->be, mm, 2, mem.mm);
     for (int i = 0; i < m; i++) j->be->k.swiglu(yg[i], yu[i], rows, h + (size_t)(s0 + i) * (size_t)ffn + r0);
   }
 }
@@ -145,14 +155,14 @@ static void h_item(void *ctx, int item, int worker) {
     return;
   }
   int e = j->active[(item - j->shared_blocks) / j->blocks], s = j->start[e];
-  expert_h(j, j->p->gate[e], j->p->up[e], (item - j->shared_blocks) % j->blocks, j->token + s, j->start[e + 1] - s, j->h + (size_t)s * (size_t)j->ffn, j->ffn,
-           scratch);
+  expert_h(j, j->p->gate[e], j->p->up[e], (item - j->shared_blocks) % j->blocks, j->token + s, j->start[e + 1] - s,
+           j->h + (size_t)s * (size_t)j->ffn, j->ffn, scratch);
 }
 
 /* --- Pass 2: y. */
 
-static void expert_y(const moe_job *j, const sh_weight *down, int r0, int rows, const int *token, const float *weight, int n, const float *h, int ffn,
-                     uint8_t *scratch) {
+static void expert_y(const moe_job *j, const sh_weight *down, int r0, int rows, const int *token, const float *weight, int n,
+                     const float *h, int ffn, uint8_t *scratch) {
   const float *x[SH_CPU_ITEM_TOKENS];
   float *y[SH_CPU_ITEM_TOKENS];
   for (int s0 = 0; s0 < n; s0 += SH_CPU_ITEM_TOKENS) {
@@ -161,17 +171,9 @@ static void expert_y(const moe_job *j, const sh_weight *down, int r0, int rows, 
       x[i] = h + (size_t)(s0 + i) * (size_t)ffn;
       y[i] = j->y + (token ? token[s0 + i] : s0 + i) * j->y_stride;
     }
-    sh_mm mm = {.type = down->v.type,
-                .w = down->v.data + (size_t)r0 * down->v.row_bytes,
-                .row_bytes = down->v.row_bytes,
-                .n_rows = rows,
-                .k = ffn,
-                .n_tok = m,
-                .x = x,
-                .y = y,
-                .y0 = r0,
-                .scale = weight + s0};
-    sh_cpu_item_mm(j->be, &mm, scratch);
+    sh_mm mm = {.n_rows = rows, .k = ffn, .n_tok = m, .x = x, .y0 = r0, .scale = weight + s0};
+    set_weight(&mm, down, r0, y);
+    sh_cpu_item_mm(j->be, &mm, 1, scratch);
   }
 }
 
@@ -182,7 +184,8 @@ static void y_item(void *ctx, int item, int worker) {
   int r0 = item * ROWS, rows = min_int(ROWS, j->hidden - r0);
   for (int i = 0; i < j->n_active; i++) {
     int e = j->active[i], s = j->start[e];
-    expert_y(j, j->p->down[e], r0, rows, j->token + s, j->slot_weight + s, j->start[e + 1] - s, j->h + (size_t)s * (size_t)j->ffn, j->ffn, mem.mm);
+    expert_y(j, j->p->down[e], r0, rows, j->token + s, j->slot_weight + s, j->start[e + 1] - s, j->h + (size_t)s * (size_t)j->ffn, j->ffn,
+             mem.mm);
   }
   if (j->shared_ffn) expert_y(j, j->p->shared_down, r0, rows, NULL, j->gate_x, j->n, j->shared_h, j->shared_ffn, mem.mm);
 }
@@ -224,7 +227,8 @@ static void run_chunk(sh_cpu *be, moe_job *j, bool add) {
 
 int sh_cpu_moe(sh_backend *backend, const sh_moe *p, const sh_tensor *x, int n, bool add, sh_tensor *y, sh_error *e) {
   sh_cpu *be = (sh_cpu *)backend;
-  moe_job j = {.be = be, .p = p, .x_stride = x->cols, .y_stride = y->cols, .hidden = (int)p->router->v.cols, .ffn = (int)p->gate[0]->v.rows};
+  moe_job j = {
+      .be = be, .p = p, .x_stride = x->cols, .y_stride = y->cols, .hidden = (int)p->router->v.cols, .ffn = (int)p->gate[0]->v.rows};
   j.shared_ffn = p->shared_up ? (int)p->shared_up->v.rows : 0;
   j.blocks = div_up(j.ffn, ROWS);
   j.shared_blocks = div_up(j.shared_ffn, ROWS);

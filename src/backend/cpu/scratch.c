@@ -1,8 +1,8 @@
 /* Memory that the CPU backend's calls work in: one area shared by a call's items and one per worker, plus the rotation table.
  *
- * Engine thread only. A call measures its parts with a sh_cut without memory, asks for that much, and cuts again with memory: one list of parts serves both.
- * The areas only grow and keep nothing between calls, so growing is free and malloc; after reserve() they are large enough. The alternative, buffers per
- * operation, would hold the sum of what the operations need in place of the largest. */
+ * Engine thread only. A call measures its parts with a sh_cut without memory, asks for that much, and cuts again with memory: one list of
+ * parts serves both. The areas only grow and keep nothing between calls, so growing is free and malloc; after reserve() they are large
+ * enough. The alternative, buffers per operation, would hold the sum of what the operations need in place of the largest. */
 #include "backend/cpu/cpu.h"
 
 #include <string.h>

@@ -1,7 +1,7 @@
 /* Reference gated delta rule: convolution, gates, the recurrence over tokens, the gated output norm.
  *
- * Pure functions, any thread. The recurrence takes one token after the other, which is the definition; a chunked form has other roundings and would make a
- * prompt's result depend on how it was cut. The state is float32 between tokens. */
+ * Pure functions, any thread. The recurrence takes one token after the other, which is the definition; a chunked form has other roundings
+ * and would make a prompt's result depend on how it was cut. The state is float32 between tokens. */
 #include "kernels/ref/ref.h"
 
 #include <math.h>

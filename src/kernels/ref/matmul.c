@@ -1,8 +1,9 @@
 /* Reference matrix products: y = x W^T for weights in any stored type.
  *
- * Pure functions, any thread. A dot product is eight double chains along k, added in order at the end: still plain C, but the compiler can keep a few of the
- * chains busy at once, which matters because this is also what a machine without AVX2 runs. dot expands a block of weights at a time into a small array; gemm expands a
- * whole row into its scratch and takes it over all activation rows. Both feed the same chains in the same order, so they agree to the bit. */
+ * Pure functions, any thread. A dot product is eight double chains along k, added in order at the end: still plain C, but the compiler can
+ * keep a few of the chains busy at once, which matters because this is also what a machine without AVX2 runs. dot expands a block of
+ * weights at a time into a small array; gemm expands a whole row into its scratch and takes it over all activation rows. Both feed the same
+ * chains in the same order, so they agree to the bit. */
 #include "kernels/ref/ref.h"
 #include "formats/dequant.h"
 

@@ -1,5 +1,5 @@
-/* The references: plain C with sums in double, one file per family of operations. Every variant is held against these; on a machine without a known
- * instruction set they are what runs. What each one computes is said at its type in kernels.h. */
+/* The references: plain C with sums in double, one file per family of operations. Every variant is held against these; on a machine without
+ * a known instruction set they are what runs. What each one computes is said at its type in kernels.h. */
 #ifndef SH_KERNELS_REF_REF_H
 #define SH_KERNELS_REF_REF_H
 

@@ -1,8 +1,9 @@
 /* Router of a mixture of experts: the k largest logits and their weights.
  *
- * Pure function, any thread, one variant: it costs a compare per expert. A softmax over all experts that is renormalised over the chosen ones is a softmax over
- * the chosen ones, so the others' exponentials are never taken. The list of the best so far is kept sorted; a strict comparison in ascending order gives ties
- * to the lower index by itself. A logit that is no number ranks last, so k distinct experts always come out. */
+ * Pure function, any thread, one variant: it costs a compare per expert. A softmax over all experts that is renormalised over the chosen
+ * ones is a softmax over the chosen ones, so the others' exponentials are never taken. The list of the best so far is kept sorted; a strict
+ * comparison in ascending order gives ties to the lower index by itself. A logit that is no number ranks last, so k distinct experts always
+ * come out. */
 #include "kernels/ref/ref.h"
 
 #include <math.h>

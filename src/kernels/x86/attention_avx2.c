@@ -1,9 +1,9 @@
 /* Attention of a tile of queries against one segment of keys.
  *
- * Pure functions, any thread. Scores are dot products with the arithmetic of dot_avx2.c: eight lanes along head_dim, one tree. The weighted sum of values has head_dim in the
- * lanes and keys in order. Both run over keys and values that were expanded to float32 panels once per tile, so bf16 costs one conversion per 64 queries.
- * A query's numbers do not depend on the tile: what it may not see is cut off by its own count of keys, not multiplied by zero, so that an infinity in a
- * later token's value cannot reach it. */
+ * Pure functions, any thread. Scores are dot products with the arithmetic of dot_avx2.c: eight lanes along head_dim, one tree. The weighted
+ * sum of values has head_dim in the lanes and keys in order. Both run over keys and values that were expanded to float32 panels once per
+ * tile, so bf16 costs one conversion per 64 queries. A query's numbers do not depend on the tile: what it may not see is cut off by its own
+ * count of keys, not multiplied by zero, so that an infinity in a later token's value cannot reach it. */
 #include "kernels/x86/vec.h"
 #include "kernels/x86/x86.h"
 
@@ -43,7 +43,8 @@ SH_INLINE void pack_values(const sh_attn_seg *a, const bool bf16, float *out) {
   for (int j = 0; j < a->n_pos; j++) {
     const uint8_t *row = a->v[j];
     float *p = out + 16 * j;
-    for (int i = 0; i < whole; i++) v8_store(p + i / 2 * 16 * a->n_pos + i % 2 * 8, bf16 ? v8_load_bf16(row + 16 * i) : v8_load_f32(row + 32 * i));
+    for (int i = 0; i < whole; i++)
+      v8_store(p + i / 2 * 16 * a->n_pos + i % 2 * 8, bf16 ? v8_load_bf16(row + 16 * i) : v8_load_f32(row + 32 * i));
     if (whole < nv) v8_store(p + whole / 2 * 16 * a->n_pos + whole % 2 * 8, load_elements(bf16, row, whole, a->head_dim));
     if (nv % 2) v8_store(p + nv / 2 * 16 * a->n_pos + 8, v8_zero());
   }
@@ -89,7 +90,8 @@ static void scores(const sh_attn_seg *a, const float *k, float *s) {
   }
 }
 
-/* Scores of one query, the first n of the segment, become weights exp(s - m); returns the factor of what was summed before. Lanes past n count as -inf. */
+/* Scores of one query, the first n of the segment, become weights exp(s - m); returns the factor of what was summed before. Lanes past n
+ * count as -inf. */
 static float soften(float *s, int n, float scale, float *m, float *l) {
   v8 sc = v8_set(scale), top = v8_set(*m);
   for (int j = n; j < SH_SEG && j % 8; j++) s[j] = 0; /* defined, then replaced */

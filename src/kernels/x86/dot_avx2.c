@@ -1,9 +1,9 @@
 /* Matrix products with few activation rows: decode steps and small batches.
  *
- * A tile is R weight rows times T activation rows, all its accumulators in registers. Weights are read once, straight from the map, converted in registers and
- * used for all T rows. An output's arithmetic is eight lanes along k, one fma per eight weights in order, and the tree of v8_sum4: it does not depend on R, T or
- * on the neighbours, and gemm_avx2.c walks the same chain. More chains per output would hide latency in a single row's product; eight rows at once hide it as
- * well and keep the sum the same everywhere.
+ * A tile is R weight rows times T activation rows, all its accumulators in registers. Weights are read once, straight from the map,
+ * converted in registers and used for all T rows. An output's arithmetic is eight lanes along k, one fma per eight weights in order, and
+ * the tree of v8_sum4: it does not depend on R, T or on the neighbours, and gemm_avx2.c walks the same chain. More chains per output would
+ * hide latency in a single row's product; eight rows at once hide it as well and keep the sum the same everywhere.
  *
  * The tile is one always-inlined function of constants (type, R, T); the table at the end instantiates it. */
 #include "kernels/x86/weights_avx2.h"
@@ -26,8 +26,8 @@ typedef struct tile {
   const uint8_t *w[8]; /* R rows; rows past the end repeat the last one and are not stored */
   const float *x[MAX_T];
   int64_t k;
-  size_t row_len;      /* bytes of a row's weights */
-  size_t ahead;        /* bytes from a row to the one R rows on */
+  size_t row_len; /* bytes of a row's weights */
+  size_t ahead;   /* bytes from a row to the one R rows on */
 } tile;
 
 /* acc += the vectors of weight row pointers p (at byte `off`) times x at k. */
@@ -87,7 +87,8 @@ SH_INLINE void tile_sum(const sh_dtype type, const tile *a, const int R, const i
   int64_t k = 0;
   size_t off = 0;
   for (; k + 32 <= a->k; off += step) {
-    _Pragma("GCC unroll 8") for (size_t i = 0; i < R * step; i += 64) _mm_prefetch((const char *)a->w[0] + a->ahead + off * R + i, _MM_HINT_T1);
+    _Pragma("GCC unroll 8") for (size_t i = 0; i < R * step; i += 64)
+        _mm_prefetch((const char *)a->w[0] + a->ahead + off * R + i, _MM_HINT_T1);
     if (T > 1 && !w_has_blocks(type)) {
       w_block none = {.d = v8_zero(), .m = v8_zero()};
       STEP_VEC(w_vec(type, a->w[r] + off, 0, none));

@@ -1,14 +1,14 @@
 /* Norms, activations, rotation and number conversion, eight lanes at a time.
  *
- * Pure functions of one row, any thread. Tails run the same lane functions on a masked vector: a switch to libm for the last elements would give them other bits than the
- * same values in the middle of a row. */
+ * Pure functions of one row, any thread. Tails run the same lane functions on a masked vector: a switch to libm for the last elements would
+ * give them other bits than the same values in the middle of a row. */
 #include "kernels/x86/vec.h"
 #include "kernels/x86/x86.h"
 
 #include <math.h>
 
 /* Runs BODY with `v` = lanes at x + i and `n` lanes alive. */
-#define FOR_LANES(i, n, total) for (int i = 0, n = (total) < 8 ? (total) : 8; i < (total); i += 8, n = (total) - i < 8 ? (total) - i : 8)
+#define FOR_LANES(i, n, total) for (int i = 0, n = (total) < 8 ? (total) : 8; i < (total); i += 8, n = (total)-i < 8 ? (total)-i : 8)
 
 void sh_kern_exp_avx2(const float *x, int n, float *y) { FOR_LANES(i, m, n) v8_store_n(y + i, v8_exp(v8_load_n(x + i, m)), m); }
 
@@ -71,10 +71,8 @@ void sh_kern_rope_avx2(float *x, int half, bool interleaved, const float *cs, co
 void sh_kern_to_bf16_avx2(const float *x, int n, uint8_t *y) {
   FOR_LANES(i, m, n) {
     __m128i h = v8_to_bf16(v8_load_n(x + i, m));
-    if (m == 8)
-      _mm_storeu_si128((__m128i *)(void *)(y + 2 * i), h);
-    else
-      memcpy(y + 2 * i, &h, 2 * (size_t)m);
+    if (m == 8) _mm_storeu_si128((__m128i *)(void *)(y + 2 * i), h);
+    else memcpy(y + 2 * i, &h, 2 * (size_t)m);
   }
 }
 
@@ -86,7 +84,8 @@ void sh_kern_gdn_out_avx2(const float *z, const float *gain, float eps, int n, f
   }
 }
 
-void sh_kern_gdn_gates_avx2(const float *a, const float *b, const float *neg_exp_a, const float *dt_bias, int n, float *decay, float *beta) {
+void sh_kern_gdn_gates_avx2(const float *a, const float *b, const float *neg_exp_a, const float *dt_bias, int n, float *decay,
+                            float *beta) {
   FOR_LANES(i, m, n) {
     v8 dt = v8_softplus(_mm256_add_ps(v8_load_n(a + i, m), v8_load_n(dt_bias + i, m)));
     v8_store_n(decay + i, v8_exp(_mm256_mul_ps(v8_load_n(neg_exp_a + i, m), dt)), m);

@@ -1,9 +1,9 @@
 /* Gated delta rule: convolution and recurrence.
  *
- * Pure functions, any thread. The recurrence keeps a [k_dim, 32] tile of the state in L1. Per token the plain form reads it twice: for S^T k and for the update. Here
- * the update of a token, its output and the next token's S^T k share one pass, so each element is loaded and stored once per token; only a chunk's first token needs a
- * pass of its own, with the same sums in the same order, so cutting a chunk changes nothing. Columns are lanes: no sum crosses them, and a narrow last tile
- * computes what a wide one does. */
+ * Pure functions, any thread. The recurrence keeps a [k_dim, 32] tile of the state in L1. Per token the plain form reads it twice: for S^T
+ * k and for the update. Here the update of a token, its output and the next token's S^T k share one pass, so each element is loaded and
+ * stored once per token; only a chunk's first token needs a pass of its own, with the same sums in the same order, so cutting a chunk
+ * changes nothing. Columns are lanes: no sum crosses them, and a narrow last tile computes what a wide one does. */
 #include "kernels/x86/vec.h"
 #include "kernels/x86/x86.h"
 
@@ -17,10 +17,8 @@ typedef struct scan_step {
 SH_INLINE v8 load_cols(const float *p, int v, int nv, int last) { return v + 1 == nv ? v8_load_n(p + 8 * v, last) : v8_load(p + 8 * v); }
 
 SH_INLINE void store_cols(float *p, v8 x, int v, int nv, int last) {
-  if (v + 1 == nv)
-    v8_store_n(p + 8 * v, x, last);
-  else
-    v8_store(p + 8 * v, x);
+  if (v + 1 == nv) v8_store_n(p + 8 * v, x, last);
+  else v8_store(p + 8 * v, x);
 }
 
 /* sum over i of k[i] S[i]. */
@@ -68,8 +66,8 @@ SH_INLINE void scan(const sh_gdn_scan *a, const int nv, const int last) {
     scan_step st = {.q = a->q + at, .k = a->k + at, .next_k = a->k + next, .decay = a->decay[t * a->g_stride]};
     scan_ahead(a, t + 2);
     v8 beta = v8_set(a->beta[t * a->g_stride]), g = v8_set(st.decay);
-    _Pragma("GCC unroll 4") for (int v = 0; v < nv; v++)
-        u[v] = _mm256_mul_ps(beta, _mm256_fnmadd_ps(g, sum[v], load_cols(a->v + at, v, nv, last)));
+    _Pragma("GCC unroll 4") for (int v = 0; v < nv; v++) u[v] =
+        _mm256_mul_ps(beta, _mm256_fnmadd_ps(g, sum[v], load_cols(a->v + at, v, nv, last)));
     scan_update(a, &st, u, nv, last, out, sum);
     for (int v = 0; v < nv; v++) store_cols(a->o + t * a->o_stride, out[v], v, nv, last);
   }
@@ -90,8 +88,8 @@ void sh_kern_gdn_scan_avx2(const sh_gdn_scan *a) {
   }
 }
 
-/* --- Convolution of a strip. A token's row of the strip is contiguous, so tokens are the outer loop; the inputs that later tokens need are kept aside, since their
- * rows are overwritten by the outputs. */
+/* --- Convolution of a strip. A token's row of the strip is contiguous, so tokens are the outer loop; the inputs that later tokens need are
+ * kept aside, since their rows are overwritten by the outputs. */
 
 /* out = SiLU(sum over j of past[j] taps[j] + x taps[width - 1]), eight channels at c of n. */
 SH_INLINE void conv8(float *x, float *const *past, const float *taps, const int width, int c, int n) {
@@ -105,7 +103,8 @@ SH_INLINE void conv8(float *x, float *const *past, const float *taps, const int 
 SH_INLINE void conv_rows(float *x, int64_t x_stride, int n_tok, int n, const int width, const float *taps, float **past) {
   for (int t = 0; t < n_tok; t++, x += x_stride) {
     if (t + 3 < n_tok) {
-      for (int c = 0; c < n; c += 16) _mm_prefetch((const char *)(x + 3 * x_stride + c), _MM_HINT_T0); /* rows lie further apart than the hardware looks */
+      for (int c = 0; c < n; c += 16)
+        _mm_prefetch((const char *)(x + 3 * x_stride + c), _MM_HINT_T0); /* rows lie further apart than the hardware looks */
     }
     for (int c = 0; c < n; c += 8) conv8(x, past, taps, width, c, n);
     float *oldest = past[0];
@@ -121,9 +120,7 @@ void sh_kern_conv_avx2(float *x, int64_t x_stride, int n_tok, int n, int width, 
     past[j] = inputs + j * SH_CONV_STRIP;
     if (j + 1 < width) memcpy(past[j], state + j * state_stride, (size_t)n * sizeof *state);
   }
-  if (width == 4)
-    conv_rows(x, x_stride, n_tok, n, 4, taps, past);
-  else
-    conv_rows(x, x_stride, n_tok, n, width, taps, past);
+  if (width == 4) conv_rows(x, x_stride, n_tok, n, 4, taps, past);
+  else conv_rows(x, x_stride, n_tok, n, width, taps, past);
   for (int j = 0; j + 1 < width; j++) memcpy(state + j * state_stride, past[j], (size_t)n * sizeof *state);
 }

@@ -1,22 +1,23 @@
 /* Matrix products with many activation rows: prompts and larger batches.
  *
- * Weight rows are taken 24 at a time and expanded to float32 into a scratch, in panels of three rows; the activations come packed in panels of four. The
- * inner kernel is 4 x 3 outputs, twelve accumulators, over 512 values of k: seven loads for twelve fmas, both panels read in sequence. Between blocks of k the
- * accumulators (vectors, not sums) go through memory, so an output is one chain of eight lanes along k, the one of dot_avx2.c.
- * With many activation rows whole weight rows are expanded and 16 activation rows at a time pass over them, accumulators in L1. With few, expanding would be a large share, so only 512
- * values of k are expanded, stay near and are used by all activation rows before the next. Either way the weights that come next are prefetched between the inner
- * kernels, which hides memory behind the products. The usual kernel with outputs in the lanes would need weights transposed, and a sum that a product
- * with one row could not repeat at speed. */
+ * Weight rows are taken 24 at a time and expanded to float32 into a scratch, in panels of three rows; the activations come packed in panels
+ * of four. The inner kernel is 4 x 3 outputs, twelve accumulators, over 512 values of k: seven loads for twelve fmas, both panels read in
+ * sequence. Between blocks of k the accumulators (vectors, not sums) go through memory, so an output is one chain of eight lanes along k,
+ * the one of dot_avx2.c. With many activation rows whole weight rows are expanded and 16 activation rows at a time pass over them,
+ * accumulators in L1. With few, expanding would be a large share, so only 512 values of k are expanded, stay near and are used by all
+ * activation rows before the next. Either way the weights that come next are prefetched between the inner kernels, which hides memory
+ * behind the products. The usual kernel with outputs in the lanes would need weights transposed, and a sum that a product with one row
+ * could not repeat at speed. */
 #include "kernels/x86/weights_avx2.h"
 #include "kernels/x86/x86.h"
 
 enum {
-  T = SH_PACK_STEP,       /* activation rows of a panel */
-  R = 3,                  /* weight rows of a panel */
-  KB = 64,                /* vectors of k of a block: 512 values, whole blocks of every type */
-  TB = 4,                 /* activation panels that pass together over whole rows */
-  FEW = 64,               /* up to this many activation rows weights are expanded by blocks of k */
-  NP = SH_GEMM_ROWS / R,  /* weight panels of a block */
+  T = SH_PACK_STEP,      /* activation rows of a panel */
+  R = 3,                 /* weight rows of a panel */
+  KB = 64,               /* vectors of k of a block: 512 values, whole blocks of every type */
+  TB = 4,                /* activation panels that pass together over whole rows */
+  FEW = 64,              /* up to this many activation rows weights are expanded by blocks of k */
+  NP = SH_GEMM_ROWS / R, /* weight panels of a block */
 };
 
 static int64_t vectors(int64_t k) { return (k + 7) / 8; }
@@ -61,7 +62,9 @@ static void expand(sh_dtype type, const uint8_t *p, int64_t k, float *out, int64
 
 /* Bytes of the first k weights of a row. */
 static size_t offset_of(sh_dtype type, int64_t k) {
-  return type == SH_Q6_K ? (size_t)k / 256 * 210 : w_has_blocks(type) ? (size_t)k / 32 * w_step(type) : (size_t)k * (type == SH_F32 ? 4 : 2);
+  return type == SH_Q6_K      ? (size_t)k / 256 * 210
+         : w_has_blocks(type) ? (size_t)k / 32 * w_step(type)
+                              : (size_t)k * (type == SH_F32 ? 4 : 2);
 }
 
 void sh_kern_dequant_avx2(sh_dtype type, const uint8_t *row, int64_t k0, int64_t n, float *y) {
@@ -113,7 +116,8 @@ static void panel_step(const float *x, const float *w, int64_t n, bool first, fl
   FOR_ALL(STORE)
 }
 
-/* Values [k0, k0 + n) of weight rows [r0, r0 + rows) as panels [panel][vector][3][8] of nv vectors; rows past the end repeat the last one. */
+/* Values [k0, k0 + n) of weight rows [r0, r0 + rows) as panels [panel][vector][3][8] of nv vectors; rows past the end repeat the last one.
+ */
 static void expand_panels(const sh_mm *a, int r0, int rows, int64_t k0, int64_t n, int64_t nv, float *out) {
   size_t off = offset_of(a->type, k0);
   for (int r = 0; r < rows; r++) {
@@ -122,8 +126,8 @@ static void expand_panels(const sh_mm *a, int r0, int rows, int64_t k0, int64_t 
   }
 }
 
-/* Bytes of the weight rows that come next, asked for a few lines at a time and in the order of memory: all at once they would fill the queues and hold up the
- * products, and in the order of use (pieces of rows) memory delivers half as fast. */
+/* Bytes of the weight rows that come next, asked for a few lines at a time and in the order of memory: all at once they would fill the
+ * queues and hold up the products, and in the order of use (pieces of rows) memory delivers half as fast. */
 typedef struct ahead {
   const uint8_t *p, *end;
   size_t per_step; /* bytes */
@@ -157,7 +161,8 @@ static void run_panels(const sh_mm *a, const chunk *c, int t0, int t1, float *ac
     int64_t n = c->n - v < KB ? c->n - v : KB;
     for (int t = t0; t < t1; t++) {
       for (int p = 0; p < c->np; p++) {
-        panel_step(a->packed + (t * nv + c->v0 + v) * 8 * T, c->w + (p * c->n + v) * 8 * R, n, c->v0 + v == 0, acc + ((t - t0) * NP + p) * T * R * 8);
+        panel_step(a->packed + (t * nv + c->v0 + v) * 8 * T, c->w + (p * c->n + v) * 8 * R, n, c->v0 + v == 0,
+                   acc + ((t - t0) * NP + p) * T * R * 8);
         ahead_step(next);
       }
     }
@@ -174,10 +179,8 @@ static void put8(const sh_mm *a, int t, int r, v8 v) {
   }
   float *y = a->y[t] + a->y0 + r;
   if (a->bias) v = _mm256_add_ps(v, v8_load(a->bias + r));
-  if (a->scale)
-    v = v8_fma(v8_set(a->scale[t]), v, v8_load(y));
-  else if (a->add)
-    v = _mm256_add_ps(v8_load(y), v);
+  if (a->scale) v = v8_fma(v8_set(a->scale[t]), v, v8_load(y));
+  else if (a->add) v = _mm256_add_ps(v8_load(y), v);
   v8_store(y, v);
 }
 

@@ -1,5 +1,5 @@
-/* Eight float lanes: the pieces that the AVX2 files share. Every sum over lanes uses one tree, and every function of a lane depends on that lane only, so that a
- * row's tail, padded with harmless lanes, gets the same bits as the same values inside a full vector. */
+/* Eight float lanes: the pieces that the AVX2 files share. Every sum over lanes uses one tree, and every function of a lane depends on that
+ * lane only, so that a row's tail, padded with harmless lanes, gets the same bits as the same values inside a full vector. */
 #ifndef SH_KERNELS_X86_VEC_H
 #define SH_KERNELS_X86_VEC_H
 #ifdef __AVX2__
@@ -22,10 +22,8 @@ SH_INLINE v8 v8_fma(v8 a, v8 b, v8 c) { return _mm256_fmadd_ps(a, b, c); }
 SH_INLINE __m256i v8_mask(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)); }
 SH_INLINE v8 v8_load_n(const float *p, int n) { return n >= 8 ? v8_load(p) : _mm256_maskload_ps(p, v8_mask(n)); }
 SH_INLINE void v8_store_n(float *p, v8 v, int n) {
-  if (n >= 8)
-    v8_store(p, v);
-  else
-    _mm256_maskstore_ps(p, v8_mask(n), v);
+  if (n >= 8) v8_store(p, v);
+  else _mm256_maskstore_ps(p, v8_mask(n), v);
 }
 
 /* Sums of the lanes of four vectors: ((0+1) + (2+3)) + ((4+5) + (6+7)) of each. */
@@ -47,8 +45,9 @@ SH_INLINE float v8_max(v8 a) {
   return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
 
-/* e^x within 2 units in the last place: x = n ln2 + r with |r| <= ln2 / 2, the Taylor series of e^r to r^7 (next term 5e-9), then 2^n in two factors so that
- * results below the normal range come out rounded and e^-inf = 0, e^0 = 1 exactly. A NaN stays one: min and max give their second operand for it. */
+/* e^x within 2 units in the last place: x = n ln2 + r with |r| <= ln2 / 2, the Taylor series of e^r to r^7 (next term 5e-9), then 2^n in
+ * two factors so that results below the normal range come out rounded and e^-inf = 0, e^0 = 1 exactly. A NaN stays one: min and max give
+ * their second operand for it. */
 SH_INLINE v8 v8_exp(v8 x) {
   x = _mm256_max_ps(v8_set(-104.0f), _mm256_min_ps(v8_set(89.0f), x));
   v8 n = _mm256_round_ps(_mm256_mul_ps(x, v8_set(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

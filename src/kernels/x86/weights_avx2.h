@@ -1,5 +1,6 @@
-/* Stored weights to float32 lanes, eight at a time: what dot does in registers and gemm once per tile. The values are those of formats/dequant.h to the bit (each
- * product of a scale and an integer is exact or rounded once in both), so the two paths feed the same numbers to the same sums. */
+/* Stored weights to float32 lanes, eight at a time: what dot does in registers and gemm once per tile. The values are those of
+ * formats/dequant.h to the bit (each product of a scale and an integer is exact or rounded once in both), so the two paths feed the same
+ * numbers to the same sums. */
 #ifndef SH_KERNELS_X86_WEIGHTS_AVX2_H
 #define SH_KERNELS_X86_WEIGHTS_AVX2_H
 
@@ -56,7 +57,8 @@ SH_INLINE v8 w_tail(sh_dtype type, const uint8_t *p, int n) {
   return w_vec(type, pad, 0, (w_block){.d = v8_zero(), .m = v8_zero()});
 }
 
-/* A block of 256 weights with its integers put together (q - 32, a byte each) and its sixteen scales multiplied out; layout in formats/dequant.c. */
+/* A block of 256 weights with its integers put together (q - 32, a byte each) and its sixteen scales multiplied out; layout in
+ * formats/dequant.c. */
 typedef struct w_block_q6_k {
   int8_t q[256];
   float scale[16]; /* of sixteen weights each */
@@ -64,11 +66,13 @@ typedef struct w_block_q6_k {
 
 SH_INLINE void w_open_q6_k(const uint8_t *p, w_block_q6_k *b) {
   v8 d = w_scale(p + 208);
-  for (int i = 0; i < 2; i++) v8_store(b->scale + 8 * i, _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(w_bytes8(p + 192 + 8 * i)))));
+  for (int i = 0; i < 2; i++)
+    v8_store(b->scale + 8 * i, _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(w_bytes8(p + 192 + 8 * i)))));
   const __m256i low4 = _mm256_set1_epi8(15), bits45 = _mm256_set1_epi8(0x30), bias = _mm256_set1_epi8(32);
   for (int half = 0; half < 2; half++) {
     const __m256i *at = (const __m256i *)(const void *)(p + 64 * half);
-    __m256i a = _mm256_loadu_si256(at), c = _mm256_loadu_si256(at + 1), h = _mm256_loadu_si256((const __m256i *)(const void *)(p + 128 + 32 * half));
+    __m256i a = _mm256_loadu_si256(at), c = _mm256_loadu_si256(at + 1),
+            h = _mm256_loadu_si256((const __m256i *)(const void *)(p + 128 + 32 * half));
     /* runs 0..3: a low, c low, a high, c high; their bits 4 and 5 are bits 0-1, 2-3, 4-5, 6-7 of h */
     __m256i q[4] = {
         _mm256_or_si256(_mm256_and_si256(a, low4), _mm256_and_si256(_mm256_slli_epi16(h, 4), bits45)),
