@@ -17,7 +17,7 @@ static int try_load(model *m, const char *path, sh_error *e) {
   memset(m, 0, sizeof *m);
   int rc = sh_ckpt_open(&m->ck, path, 0, e);
   if (!rc) rc = sh_config_load(&m->c, m->ck, e);
-  if (!rc) rc = sh_weights_bind(&m->w, &m->c, m->ck, e);
+  if (!rc) rc = sh_weights_bind(&m->w, &m->c, m->ck, NULL, e);
   return rc;
 }
 
@@ -449,7 +449,7 @@ static void a_bind_survives_failing_allocations(void **state) {
     assert_true(n < 2000);
     sh_error e = {0};
     sh_mem_fail_after(n);
-    int rc = sh_weights_bind(&m.w, &m.c, m.ck, &e);
+    int rc = sh_weights_bind(&m.w, &m.c, m.ck, NULL, &e);
     sh_mem_fail_after(-1);
     if (rc == 0) break;
     assert_int_equal(rc, SH_ERR_NOMEM);
