@@ -18,12 +18,12 @@ enum { SH_QUANT_GROUPS = 32 }; /* different group sizes one config may declare *
 /* A plain value. */
 typedef struct sh_quant {
   sh_quant_method method;
-  int zero_offset;                   /* GPTQ: what is added to a stored zero point: 1, or 0 for gptq_v2 */
-  int n_groups;                      /* 0: the config declares none, any is taken */
-  int64_t groups[SH_QUANT_GROUPS];   /* columns per scale of int4 modules; -1: a whole row */
-  bool int4, fp8;                    /* what a module may be */
-  bool symmetric, asymmetric;        /* compressed-tensors: some int4 modules have none, some have zero points */
-  int64_t block_rows, block_cols;    /* FP8: weights per scale; 0: one scale per row or per tensor */
+  int zero_offset;                 /* GPTQ: what is added to a stored zero point: 1, or 0 for gptq_v2 */
+  int n_groups;                    /* 0: the config declares none, any is taken */
+  int64_t groups[SH_QUANT_GROUPS]; /* columns per scale of int4 modules; -1: a whole row */
+  bool int4, fp8;                  /* what a module may be */
+  bool symmetric, asymmetric;      /* compressed-tensors: some int4 modules have none, some have zero points */
+  int64_t block_rows, block_cols;  /* FP8: weights per scale; 0: one scale per row or per tensor */
 } sh_quant;
 
 /* root: the whole of config.json; NULL is no quantization. What is known and not computed is SH_ERR_UNSUPPORTED with its name and with what

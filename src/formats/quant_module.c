@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define USE_OTHER "use a 4-bit or FP8 folder of the model, or a GGUF"
+
 typedef struct finder {
   const sh_quant *q;
   const sh_ckpt *ck;
@@ -60,25 +62,26 @@ static void check_scale_type(finder *f, const sh_ftensor *t) {
 
 /* --- int4 */
 
-/* A packed tensor of another width of weights is well-formed, so it is told apart from a broken one. `packed` words hold the `n` weights
- * of a line. */
-static void check_bits(finder *f, const sh_ftensor *t, int64_t packed, int64_t n) {
+/* A packed tensor that would be right for another width of weights is well-formed, so it is told apart from a broken one: `found` words
+ * hold the n weights of a line. */
+static int width_of(int64_t found, int64_t n) {
   static const int WIDTHS[] = {2, 3, 8};
-  for (int i = 0; i < 3 && !f->rc; i++) {
-    if (packed == (n * WIDTHS[i] + 31) / 32 && packed != (n + 7) / 8)
-      f->rc = sh_fail(f->e, SH_ERR_UNSUPPORTED,
-                      "%s: tensor %s holds %d-bit weights; of %s only 4-bit ones are supported (use a 4-bit or FP8 folder of the model, or a GGUF)",
-                      sh_ckpt_path(f->ck), t->name, WIDTHS[i], sh_quant_name(f->q->method));
+  for (int i = 0; i < 3; i++) {
+    if (found == (n * WIDTHS[i] + 31) / 32) return WIDTHS[i];
   }
+  return 0;
 }
 
-/* The packed tensor's shape [a, b], of which the dimension `packed_dim` counts words of weights along a line of n. */
-static void check_packed(finder *f, const sh_ftensor *t, int64_t a, int64_t b, int packed_dim, int64_t n) {
+/* The packed tensor's shape [a, b], of which the dimension `packed` counts words of weights along a line of n. */
+static void check_packed(finder *f, const sh_ftensor *t, int64_t a, int64_t b, int packed, int64_t n) {
   const int64_t want[2] = {a, b};
   check_type(f, t, SH_I32, "I32");
   if (f->rc || (t->n_dims == 2 && t->dims[0] == a && t->dims[1] == b)) return;
-  if (t->n_dims == 2 && t->dims[!packed_dim] == want[!packed_dim]) check_bits(f, t, t->dims[packed_dim], n);
-  check_shape(f, t, a, b);
+  int bits = t->n_dims == 2 && t->dims[!packed] == want[!packed] ? width_of(t->dims[packed], n) : 0;
+  f->rc = sh_ckpt_fail_shape(f->ck, t, want, 2, f->e);
+  if (bits)
+    f->rc = sh_fail(f->e, SH_ERR_UNSUPPORTED, "%s, which is right for %d-bit weights; only 4-bit ones are supported (" USE_OTHER ")",
+                    f->e ? f->e->text : "", bits);
 }
 
 /* Whether groups of g columns are what the config declares. */

@@ -3,8 +3,8 @@
  * Called at load by one thread, which hands the work to a thread pool in items of 128 rows of one module. A module is examined first (are
  * its zero points all 8, are its columns in order): only then is the size of everything known, and a symmetric GPTQ checkpoint gets the
  * faster kernels without zero points. In memory an item writes to its final place; for the cache file it fills a buffer of its worker and
- * writes that at the place in the file. Writing through a shared map was refused: a disk that fills up would be a SIGBUS, and the faults cost
- * more than the copy.
+ * writes that at the place in the file. Writing through a shared map was refused: a disk that fills up would be a SIGBUS, and the faults
+ * cost more than the copy.
  *
  * Source pages are asked for ahead of the workers and given back at the end, so that a checkpoint of the size of memory does not have to be
  * resident twice. */
@@ -142,7 +142,7 @@ static void finish_views(sh_repack *r, const uint8_t *image) {
 
 typedef struct examine_job {
   sh_repack *r;
-  int64_t **seen; /* [workers][most groups] */
+  int64_t **seen;  /* [workers][most groups] */
   sh_error *error; /* [workers] */
   int *bad;        /* [workers] the lowest job that failed, or n_jobs */
 } examine_job;
@@ -287,7 +287,8 @@ static void fill_item(void *ctx, int item, int worker) {
   const struct {
     int flag;
     size_t at, row_bytes;
-  } part[3] = {{SH_RP_DATA, j->data_at, data_row(j)}, {SH_RP_SCALES, j->scales_at, scales_row(j)}, {SH_RP_ZEROS, j->zeros_at, groups_of(j)}};
+  } part[3] = {
+      {SH_RP_DATA, j->data_at, data_row(j)}, {SH_RP_SCALES, j->scales_at, scales_row(j)}, {SH_RP_ZEROS, j->zeros_at, groups_of(j)}};
   for (int i = 0; i < 3; i++) {
     if (!(j->flags & part[i].flag)) continue;
     size_t at = part[i].at + (size_t)row * part[i].row_bytes, bytes = (size_t)n * part[i].row_bytes;
@@ -308,8 +309,7 @@ static int fill_orders(const sh_repack *r, uint8_t *orders, sh_error *e) {
   for (int i = 0; i < r->n_jobs && !rc; i++) {
     const sh_rp_job *j = &r->jobs[i];
     bool trivial = false;
-    if (j->flags & SH_RP_ORDER)
-      rc = sh_rp_order(&j->m, (int32_t *)(void *)(orders + (j->order_at - r->head_bytes)), seen, &trivial, e);
+    if (j->flags & SH_RP_ORDER) rc = sh_rp_order(&j->m, (int32_t *)(void *)(orders + (j->order_at - r->head_bytes)), seen, &trivial, e);
     if (!rc && trivial) rc = sh_fail(e, SH_ERR_IO, "%s changed while it was read", sh_ckpt_path(r->ck));
   }
   sh_free(seen);
@@ -398,9 +398,10 @@ static int into_memory(sh_repack *r, sh_pool *pool, sh_error *e) {
   if (rc || !r->bytes) return rc;
   r->memory = sh_aligned(SH_RP_ALIGN, r->bytes);
   if (!r->memory)
-    return sh_fail(e, SH_ERR_NOMEM,
-                   "%s: out of memory for %s of repacked weights; name a folder with that much disk by --cache-dir, and they are only mapped",
-                   sh_ckpt_path(r->ck), sh_format_size((int64_t)r->bytes, size));
+    return sh_fail(
+        e, SH_ERR_NOMEM,
+        "%s: out of memory for %s of repacked weights; name a folder with that much disk by --cache-dir, and they are only mapped",
+        sh_ckpt_path(r->ck), sh_format_size((int64_t)r->bytes, size));
   rc = sh_rp_fill(r, pool, r->memory, -1, e);
   if (rc) return rc;
   r->where = SH_REPACK_MEMORY;

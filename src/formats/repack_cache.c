@@ -4,8 +4,8 @@
  * and a checksum of these. The key covers the layout's version, the modules, and of each weight file its name, size, time of change and
  * header; so a checkpoint that was changed in any way gets a new cache, under the same name. The head says nothing about places: they
  * follow from the flags, which must be such that each module can have, and give the file's size to the byte. What a reader could still be
- * hurt by, an order of columns that points outside a row, is read and checked. The weights themselves are not, as those of a safetensors file are
- * not.
+ * hurt by, an order of columns that points outside a row, is read and checked. The weights themselves are not, as those of a safetensors
+ * file are not.
  *
  * Writers exclude one another by flock on a file beside it, which the system lets go of when its holder dies. The winner writes under a
  * temporary name, syncs and renames; the others wait, and map what it made. A crash therefore leaves a temporary file (truncated by the
@@ -32,9 +32,9 @@
 #include "base/text.h"
 
 enum {
-  VERSION = 1,     /* of the image's layout; a change makes all caches old */
-  HEAD = 48,       /* bytes before the flags: magic, version, modules, key, size of the image, checksum */
-  CHECKED = 40,    /* of them before the checksum */
+  VERSION = 1,      /* of the image's layout; a change makes all caches old */
+  HEAD = 48,        /* bytes before the flags: magic, version, modules, key, size of the image, checksum */
+  CHECKED = 40,     /* of them before the checksum */
   WAIT_MS = 900000, /* for another writer */
   POLL_MS = 50,
 };
@@ -88,8 +88,9 @@ static int set_key(const sh_repack *r, cache *c, sh_error *e) {
   c->key[1] = (uint64_t)r->n_jobs;
   for (int i = 0; i < r->n_jobs; i++) {
     const sh_qmodule *m = &r->jobs[i].m;
-    const uint64_t n[8] = {m->layout,           (uint64_t)m->rows,        (uint64_t)m->cols,  (uint64_t)m->group,
-                           (uint64_t)m->zero_offset, (uint64_t)m->scales->type, m->zeros != NULL, m->order != NULL};
+    const uint64_t n[8] = {m->layout,          (uint64_t)m->rows,        (uint64_t)m->cols,
+                           (uint64_t)m->group, (uint64_t)m->zero_offset, (uint64_t)m->scales->type,
+                           m->zeros != NULL,   m->order != NULL};
     mix(c->key, m->weight->name, strlen(m->weight->name));
     mix(c->key, n, sizeof n);
   }
@@ -98,9 +99,7 @@ static int set_key(const sh_repack *r, cache *c, sh_error *e) {
 
 /* --- The head */
 
-size_t sh_rp_cache_head_bytes(const sh_repack *r) {
-  return (HEAD + (size_t)r->n_jobs + SH_RP_ALIGN - 1) & ~(size_t)(SH_RP_ALIGN - 1);
-}
+size_t sh_rp_cache_head_bytes(const sh_repack *r) { return (HEAD + (size_t)r->n_jobs + SH_RP_ALIGN - 1) & ~(size_t)(SH_RP_ALIGN - 1); }
 
 static uint64_t checksum(const uint8_t *head, size_t n_jobs) { return sh_hash(head + HEAD, n_jobs, sh_hash(head, CHECKED, VERSION)); }
 

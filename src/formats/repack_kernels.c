@@ -2,12 +2,12 @@
  *
  * Pure functions, any thread. The files keep what a GPU's kernels like: AWQ eight columns of eight outputs in a word, GPTQ eight inputs of
  * one output in a word, lines of all outputs after one another. Here a row of outputs becomes one run of nibbles. The work is a transpose
- * of 4-bit elements: 8 words of 8 nibbles at a time by three rounds of exchanging halves (16, 8, then 4 bits), sixteen columns of words side
- * by side so that the compiler uses vectors, in tiles of 128 x 128 nibbles that stay in the first-level cache; without the tiles the power
- * of two between lines would put every line into the same few cache sets.
+ * of 4-bit elements: 8 words of 8 nibbles at a time by three rounds of exchanging halves (16, 8, then 4 bits), sixteen columns of words
+ * side by side so that the compiler uses vectors, in tiles of 128 x 128 nibbles that stay in the first-level cache; without the tiles the
+ * power of two between lines would put every line into the same few cache sets.
  *
- * With act-order the columns are sorted by group on the way: words are first brought into AWQ's arrangement (a line per column), whose lines
- * can then be taken in any order. */
+ * With act-order the columns are sorted by group on the way: words are first brought into AWQ's arrangement (a line per column), whose
+ * lines can then be taken in any order. */
 #include "formats/repack_internal.h"
 
 #include <string.h>
@@ -59,7 +59,11 @@ static void data_of_lines(const uint8_t *lines, size_t stride, const int32_t *or
   size_t row_bytes = (size_t)cols / 2, used = (size_t)((n + 7) / 8) * 4;
   for (int64_t k0 = 0; k0 < cols; k0 += TILE) {
     int n_cols = (int)(cols - k0 < TILE ? cols - k0 : TILE);
-    for (int k = 0; k < n_cols; k++) memcpy(tile + k * WORDS, lines + (size_t)(order ? order[k0 + k] : k0 + k) * stride, used);
+    for (int k = 0; k < n_cols; k++) {
+      const uint8_t *line = lines + (size_t)(order ? order[k0 + k] : k0 + k) * stride;
+      if (used == WORDS * 4) memcpy(tile + k * WORDS, line, WORDS * 4); /* a size that the compiler knows */
+      else memcpy(tile + k * WORDS, line, used);
+    }
     put_tile(tile, n_cols, n, spread, dst + k0 / 2, row_bytes);
   }
 }

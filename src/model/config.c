@@ -74,7 +74,8 @@ static void want_false(reader *r, const char *key) {
 
 /* --- What must not be there */
 
-/* Which tensors are quantized is the business of weights.c; whether the method is one that is read is told here, before anything is mapped. */
+/* Which tensors are quantized is the business of weights.c; whether the method is one that is read is told here, before anything is mapped.
+ */
 static void check_quantization(reader *r) {
   sh_quant q;
   if (!r->rc) r->rc = sh_quant_parse(&q, r->top, r->e);

@@ -59,9 +59,7 @@ static const sh_ftensor *take(binder *b, const char *name) {
   return t;
 }
 
-static void fail_shape(binder *b, const sh_ftensor *t, const int64_t *want, int n) {
-  b->rc = sh_ckpt_fail_shape(b->ck, t, want, n, b->e);
-}
+static void fail_shape(binder *b, const sh_ftensor *t, const int64_t *want, int n) { b->rc = sh_ckpt_fail_shape(b->ck, t, want, n, b->e); }
 
 /* Shapes are compared without dimensions of 1: files write [H], [1, H], [C, 1, K] and [C, K] for the same thing. */
 static bool same_shape(const sh_ftensor *t, const int64_t *want, int n) {

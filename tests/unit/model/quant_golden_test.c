@@ -3,12 +3,13 @@
  * checkpoints (tests/golden/README.md); a zero point or a column order that is off by one misses them by orders of magnitude. */
 #include "unit/model/golden_rig.h"
 
-#define CASE(model, bound) {"models/" model, "models/" model "/golden.safetensors", "", bound, 0, 0, false}
+#define CASE(model, bound)                                                                                                                 \
+  { "models/" model, "models/" model "/golden.safetensors", "", bound, 0, 0, false }
 static const gold_case CASES[] = {
-    CASE("dense-small-awq", 1e-3f),       CASE("dense-small-gptq", 1e-3f),          CASE("dense-small-gptq-actorder-asym", 1e-3f),
+    CASE("dense-small-awq", 1e-3f),        CASE("dense-small-gptq", 1e-3f),         CASE("dense-small-gptq-actorder-asym", 1e-3f),
     CASE("dense-small-ct-sym-g32", 1e-3f), CASE("dense-small-ct-asym-g128", 1e-3f), CASE("dense-small-fp8-block", 1e-3f),
-    CASE("moe-small-awq", 5e-5f),         CASE("moe-small-gptq", 5e-5f),            CASE("moe-small-gptq-actorder-asym", 5e-5f),
-    CASE("moe-small-ct-sym-g32", 5e-5f),  CASE("moe-small-ct-asym-g128", 5e-5f),    CASE("moe-small-fp8-block", 5e-5f),
+    CASE("moe-small-awq", 5e-5f),          CASE("moe-small-gptq", 5e-5f),           CASE("moe-small-gptq-actorder-asym", 5e-5f),
+    CASE("moe-small-ct-sym-g32", 5e-5f),   CASE("moe-small-ct-asym-g128", 5e-5f),   CASE("moe-small-fp8-block", 5e-5f),
 };
 enum { N_CASES = sizeof CASES / sizeof *CASES };
 
