@@ -33,7 +33,7 @@ int sh_model_open(sh_model **out, const sh_ckpt *ckpt, sh_backend *be, sh_error 
   int rc = sh_config_load(&m->cfg, ckpt, e);
   if (rc < 0) goto fail;
   m->layer = m->cfg.arch == SH_ARCH_LLAMA ? sh_llama_layer : sh_qwen35_layer;
-  rc = sh_weights_bind(&m->w, &m->cfg, ckpt, e);
+  rc = sh_weights_bind(&m->w, &m->cfg, ckpt, NULL, e);
   if (rc < 0) goto fail;
   rc = sh_model_bind(m, e);
   if (rc < 0) goto fail;
