@@ -409,6 +409,16 @@ static int into_memory(sh_repack *r, sh_pool *pool, sh_error *e) {
   return 0;
 }
 
+int sh_repack_check(sh_repack *r, sh_error *e) {
+  sh_pool *pool = NULL;
+  if (!r->n_jobs) return 0;
+  int rc = sh_pool_new(&pool, 0, e);
+  if (!rc) rc = sh_rp_examine(r, pool, e);
+  if (!rc) rc = sh_rp_place(r, 0, e);
+  sh_pool_free(pool);
+  return rc;
+}
+
 int sh_repack_run(sh_repack *r, const sh_repack_opts *o, sh_error *e) {
   static const sh_repack_opts DEFAULTS;
   sh_pool *pool = NULL;

@@ -27,6 +27,9 @@ int sh_repack_add(sh_repack *r, const sh_qmodule *m, sh_wview *view, sh_error *e
  * and memory, not an error. */
 int sh_repack_run(sh_repack *r, const sh_repack_opts *o, sh_error *e);
 
+/* In place of the run: everything that may be wrong with the modules is looked at, sh_repack_bytes becomes known, nothing is written. */
+int sh_repack_check(sh_repack *r, sh_error *e);
+
 typedef enum sh_repack_where { SH_REPACK_NOTHING, SH_REPACK_MEMORY, SH_REPACK_WRITTEN, SH_REPACK_MAPPED } sh_repack_where;
 sh_repack_where sh_repack_result(const sh_repack *r); /* where the rewritten parts are: this run wrote the cache, or only mapped it */
 size_t sh_repack_bytes(const sh_repack *r);           /* of the rewritten parts */

@@ -23,6 +23,12 @@ size_t sh_model_kv_bytes_per_token(const sh_model *m, sh_kv_type t);
 size_t sh_model_state_bytes(const sh_model *m);
 size_t sh_model_scratch_bytes(const sh_model *m, int max_tokens, int max_out);
 
+/* The same from a config alone, and what a config may say that no pass computes (SH_ERR_UNSUPPORTED). */
+size_t sh_model_config_kv_bytes_per_token(const sh_config *c, sh_kv_type t);
+size_t sh_model_config_state_bytes(const sh_config *c);
+size_t sh_model_config_scratch_bytes(const sh_config *c, int max_tokens, int max_out);
+int sh_model_config_check(const sh_config *c, sh_error *e);
+
 /* Takes the caches and the scratch, once, before the first forward. */
 typedef struct sh_model_sizes {
   int page_size, n_pages, n_slots;

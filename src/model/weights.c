@@ -31,8 +31,31 @@ typedef struct binder {
   uint8_t *used;    /* [count of tensors] */
   bool in_mtp;
   sh_quant quant;
-  int rc; /* first error; later steps do nothing */
+  const sh_w_audit *audit; /* NULL: the first error ends the binding */
+  int rc;                  /* first error; later steps do nothing */
 } binder;
+
+/* The end of a step: an audit notes the error and goes on. */
+static void settle(binder *b) {
+  if (!b->audit || !b->rc || b->rc == SH_ERR_NOMEM) return;
+  b->audit->problem(b->audit->ctx, b->rc, b->e->text);
+  b->rc = 0;
+}
+
+static size_t module_bytes(const sh_qmodule *m) {
+  const sh_ftensor *const parts[] = {m->weight, m->scales, m->zeros, m->order, m->shape};
+  size_t bytes = 0;
+  for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) bytes += parts[i] ? parts[i]->bytes : 0;
+  return bytes;
+}
+
+/* b->name was found, as one of the two. */
+static void tell(binder *b, const sh_ftensor *t, const sh_qmodule *m, const sh_wview *view) {
+  if (!b->audit || b->rc) return;
+  sh_w_found f = {
+      .name = b->name, .tensor = m ? m->weight : t, .module = m, .view = view, .bytes = m ? module_bytes(m) : t->bytes, .mtp = b->in_mtp};
+  b->audit->found(b->audit->ctx, &f);
+}
 
 /* --- Finding and checking */
 
@@ -124,16 +147,22 @@ static bool quantized(binder *b, int64_t rows, int64_t cols, sh_wview *out) {
   mark_module(b, &m);
   if (m.layout == SH_QL_F8) *out = sh_qmodule_f8_view(&m, 0, 0, rows);
   else b->rc = sh_repack_add(b->w->private_repack, &m, out, b->e);
+  tell(b, NULL, &m, out);
   return true;
 }
 
-/* out must stay where it is until the binding is over: a repacked view is filled last. */
-static void matrix(binder *b, const char *scope, const char *hf, const char *gguf, int64_t rows, int64_t cols, sh_wview *out) {
+/* Whether it is there. out must stay where it is until the binding is over: a repacked view is filled last. */
+static bool matrix(binder *b, const char *scope, const char *hf, const char *gguf, int64_t rows, int64_t cols, sh_wview *out) {
   const int64_t want[2] = {rows, cols};
   spell(b, scope, hf, gguf);
-  if (quantized(b, rows, cols, out)) return;
-  const sh_ftensor *t = weights_of(b, b->name, want, 2);
-  if (t) *out = view(t, 0, rows, cols);
+  if (!quantized(b, rows, cols, out)) {
+    const sh_ftensor *t = weights_of(b, b->name, want, 2);
+    if (t) *out = view(t, 0, rows, cols);
+    if (t) tell(b, t, NULL, out);
+  }
+  bool ok = !b->rc;
+  settle(b);
+  return ok;
 }
 
 static void to_form(float *x, int64_t n, form f) {
@@ -145,7 +174,8 @@ static void to_form(float *x, int64_t n, form f) {
 }
 
 /* An owned float32 copy of a tensor of shape want[n]. */
-static void array(binder *b, const char *scope, const char *hf, const char *gguf, const int64_t *want, int n, form f, const float **out) {
+static void copy_array(binder *b, const char *scope, const char *hf, const char *gguf, const int64_t *want, int n, form f,
+                       const float **out) {
   const sh_ftensor *t = take(b, spell(b, scope, hf, gguf));
   if (!t) return;
   int64_t count = 1;
@@ -166,7 +196,13 @@ static void array(binder *b, const char *scope, const char *hf, const char *gguf
   }
   sh_dequant(t->type, t->data, count, x);
   to_form(x, count, f);
+  tell(b, t, NULL, NULL);
   *out = x;
+}
+
+static void array(binder *b, const char *scope, const char *hf, const char *gguf, const int64_t *want, int n, form f, const float **out) {
+  copy_array(b, scope, hf, gguf, want, n, f, out);
+  settle(b);
 }
 
 static void vector(binder *b, const char *scope, const char *hf, const char *gguf, int64_t n, form f, const float **out) {
@@ -237,8 +273,8 @@ static void bind_linear(binder *b, sh_w_layer *l) {
 /* One tensor of all experts' matrices: [E, rows, cols], plain or in FP8. */
 typedef struct stack {
   const sh_ftensor *t; /* NULL: it is f8, or there was an error */
-  sh_qmodule f8;
-  int64_t rows, cols; /* of one expert */
+  sh_qmodule f8;       /* weight NULL: there was */
+  int64_t rows, cols;  /* of one expert */
 } stack;
 
 static stack fused(binder *b, const char *hf, const char *gguf, int64_t rows, int64_t cols) {
@@ -249,16 +285,22 @@ static stack fused(binder *b, const char *hf, const char *gguf, int64_t rows, in
   if (!b->rc && !b->c->from_gguf) b->rc = sh_quant_find_fused(&b->quant, b->ck, b->name, want[0], rows, cols, &s.f8, &f8, b->e);
   if (!b->rc && f8) mark_module(b, &s.f8);
   else s.t = weights_of(b, b->name, want, 3);
+  if (!b->rc) {
+    sh_wview first = s.t ? view(s.t, 0, rows, cols) : sh_qmodule_f8_view(&s.f8, 0, 0, rows);
+    tell(b, s.t, s.t ? NULL : &s.f8, &first);
+  }
+  settle(b);
   return s;
 }
 
 /* Rows [first, first + rows) of an expert's matrix. */
 static sh_wview cut(binder *b, const stack *s, int64_t expert, int64_t first, int64_t rows) {
-  if (b->rc) return (sh_wview){0};
+  if (b->rc || (!s->t && !s->f8.weight)) return (sh_wview){0};
   if (s->t) return view(s->t, expert * s->rows + first, rows, s->cols);
   if (first % s->f8.scale_rows && s->f8.scale_rows < s->rows)
     b->rc = sh_fail(b->e, SH_ERR_UNSUPPORTED, "%s: tensor %s: blocks of %lld rows straddle its halves of %lld", sh_ckpt_path(b->ck),
                     s->f8.weight->name, (long long)s->f8.scale_rows, (long long)first);
+  settle(b);
   return sh_qmodule_f8_view(&s->f8, expert, first, rows);
 }
 
@@ -306,8 +348,8 @@ static void bind_moe(binder *b, sh_w_layer *l) {
   const sh_config *c = b->c;
   const char *s = b->scope;
   sh_w_moe *m = sh_arena_alloc(b->w->private_arena, sizeof *m);
-  if (m) matrix(b, s, "mlp.gate.weight", "ffn_gate_inp.weight", c->n_experts, c->hidden, &m->router);
-  if (m && b->rc) return; /* the router first: it proves that the file knows that many experts */
+  /* the router first: it proves that the file knows that many experts */
+  if (m && !matrix(b, s, "mlp.gate.weight", "ffn_gate_inp.weight", c->n_experts, c->hidden, &m->router)) return;
   if (m) m->experts = sh_arena_array(b->w->private_arena, (size_t)c->n_experts, sizeof *m->experts);
   if (!m || !m->experts) {
     b->rc = sh_fail(b->e, SH_ERR_NOMEM, "out of memory for %d experts", c->n_experts);
@@ -398,8 +440,10 @@ static void account_rest(binder *b) {
     if (b->used[i] || strcmp(name, "rope_freqs.weight") == 0) continue;
     if (strncmp(name, "model.visual.", 13) == 0 || strncmp(name, "visual.", 7) == 0) {
       b->w->n_visual++;
+      if (b->audit) b->audit->unused(b->audit->ctx, sh_ckpt_at(b->ck, i), true);
       continue;
     }
+    if (b->audit) b->audit->unused(b->audit->ctx, sh_ckpt_at(b->ck, i), false);
     if (b->w->n_unused++ < 50) sh_log(SH_LOG_DEBUG, "tensor %s is not used", name);
   }
   if (b->w->n_unused) sh_log(SH_LOG_DEBUG, "%d tensors are not used", b->w->n_unused);
@@ -408,22 +452,24 @@ static void account_rest(binder *b) {
 /* What had to wait until everything was found. */
 static void repack(binder *b, const sh_repack_opts *o) {
   sh_weights *w = b->w;
-  b->rc = sh_repack_run(w->private_repack, o, b->e);
+  b->rc = b->audit ? sh_repack_check(w->private_repack, b->e) : sh_repack_run(w->private_repack, o, b->e);
+  settle(b);
   if (b->rc) return;
   w->repacked_bytes = sh_repack_bytes(w->private_repack);
   w->repacked_in_memory = sh_repack_result(w->private_repack) == SH_REPACK_MEMORY;
   if (b->c->tied) w->head = w->embed;
 }
 
-int sh_weights_bind(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const sh_repack_opts *o, sh_error *e) {
+static int bind_all(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const sh_repack_opts *o, const sh_w_audit *audit, sh_error *e) {
   memset(w, 0, sizeof *w);
-  binder b = {.w = w, .c = c, .ck = ck, .e = e, .root = ""};
+  binder b = {.w = w, .c = c, .ck = ck, .e = e, .root = "", .audit = audit};
   w->private_arena = sh_arena_new(MAX_OWNED);
   b.used = sh_calloc((size_t)sh_ckpt_count(ck) + 1, 1);
   if (w->private_arena) w->layers = sh_arena_array(w->private_arena, (size_t)c->n_layers, sizeof *w->layers);
   if (!b.used || !w->layers) b.rc = sh_fail(e, SH_ERR_NOMEM, "out of memory for %d layers", c->n_layers);
   w->n_layers = b.rc ? 0 : c->n_layers;
   if (!b.rc) b.rc = sh_quant_parse(&b.quant, sh_ckpt_config(ck), e);
+  settle(&b);
   if (!b.rc) b.rc = sh_repack_new(&w->private_repack, ck, e);
   if (!b.rc) {
     find_root(&b);
@@ -439,6 +485,15 @@ int sh_weights_bind(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const 
   sh_free(b.used);
   if (b.rc) sh_weights_free(w);
   return b.rc;
+}
+
+int sh_weights_bind(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const sh_repack_opts *o, sh_error *e) {
+  return bind_all(w, c, ck, o, NULL, e);
+}
+
+int sh_weights_audit(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const sh_w_audit *a, sh_error *e) {
+  sh_error local = {0}; /* what is told is taken from it */
+  return bind_all(w, c, ck, NULL, a, e ? e : &local);
 }
 
 void sh_weights_free(sh_weights *w) {

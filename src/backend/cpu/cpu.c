@@ -171,6 +171,13 @@ static void cpu_weight_free(sh_backend *b, sh_weight *w) {
   sh_free(w);
 }
 
+static const char *cpu_weight_kernel(sh_backend *b, const sh_wview *v, char *buf, size_t size) {
+  const sh_cpu *be = (const sh_cpu *)b;
+  int few = be->k.dot_tokens(v->type);
+  snprintf(buf, size, "%s: dot to %d row%s, then gemm", be->k.name, few, few == 1 ? "" : "s");
+  return buf;
+}
+
 /* --- Operations on rows. Items are blocks of rows; a few rows are one item, which the pool runs inline. */
 
 enum { ITEM_FLOATS = 16 * 1024 };
@@ -278,6 +285,7 @@ static const sh_backend_ops cpu_ops = {
     .tensor_read = cpu_tensor_read,
     .weight_bind = cpu_weight_bind,
     .weight_free = cpu_weight_free,
+    .weight_kernel = cpu_weight_kernel,
     .cache_new = sh_cpu_cache_new,
     .cache_free = sh_cpu_cache_free,
     .slot_zero = sh_cpu_slot_zero,
