@@ -297,7 +297,10 @@ int sh_inspect_run(const sh_inspect_options *o, sh_buf *out, bool *will_start, s
     *will_start = p->n_fatal == 0;
     if (o->json) sh_insp_json(p, out);
     else sh_insp_show(p, out);
-    if (out->failed) rc = sh_fail(e, out->failed, "the report does not fit in memory");
+    if (out->failed) {
+      *will_start = false;
+      rc = sh_fail(e, out->failed, "the report does not fit in memory");
+    }
   }
   sh_chat_free(p->chat);
   sh_tok_free(p->tok);

@@ -156,7 +156,7 @@ static void running_out_of_memory_anywhere_is_an_error_or_a_report(void **state)
     int rc = sh_inspect_run(&o, &out, &will_start, &e);
     sh_mem_fail_after(-1);
     assert_true(rc == 0 || rc == SH_ERR_NOMEM);
-    if (rc) assert_false(will_start && out.failed == 0 && out.len == 0);
+    if (rc) assert_false(will_start);
     failed += rc != 0;
     sh_buf_free(&out);
   }
