@@ -100,7 +100,7 @@ units: $(UNITS) $(EXTRA_CHECKS)
 # no network and no download; SHENG_SMOLLM2 adds the tests of the real model when its file is there
 check: sheng units
 	@$(if $(wildcard $(SMOLLM2)),SHENG_SMOLLM2=$${SHENG_SMOLLM2-$(SMOLLM2)}) SHENG_BIN=$(B)/sheng SHENG_TEST_QUICK=$(if $(SANITIZER),1,$(SHENG_TEST_QUICK)) \
-	  python3 tools/run_checks.py --timeout 900 $(foreach u,$(UNITS) $(EXTRA_CHECKS),$(u) --) sh tools/check_headers.sh -- python3 tools/style.py
+	  python3 tools/run_checks.py --jobs 2 --timeout 900 $(foreach u,$(UNITS) $(EXTRA_CHECKS),$(u) --) sh tools/check_headers.sh -- python3 tools/style.py
 
 VENV := build/venv
 $(VENV)/ready: tests/http/requirements.txt

@@ -187,19 +187,26 @@ static void sleep_locked(sh_engine *g) {
     rc = held ? pthread_cond_timedwait(&g->work, &g->mu, &until) : pthread_cond_wait(&g->work, &g->mu);
 }
 
+/* The warm-up is over: count from here. */
+static void reset_stats_locked(sh_engine *g) {
+  if (!g->reset_stats) return;
+  g->sched.stats = (sh_stats){.pages_total = g->sched.stats.pages_total};
+  g->reset_stats = false;
+}
+
 /* Hands the incoming requests to the scheduler; true: the engine shall stop. */
 static bool take_work(sh_engine *g, bool idle) {
   pthread_mutex_lock(&g->mu);
-  if (g->reset_stats) { /* the warm-up is over: count from here */
-    g->sched.stats = (sh_stats){.pages_total = g->sched.stats.pages_total};
-    g->reset_stats = false;
-  }
+  reset_stats_locked(g);
   g->stats = g->sched.stats;
   int n = 0;
   for (sh_request *r = g->incoming; r; r = r->next) n++;
   g->n_queued = g->sched.n_unadmitted + n;
   g->stats.waiting += n;
-  if (idle) sleep_locked(g);
+  if (idle) {
+    sleep_locked(g);
+    reset_stats_locked(g); /* asked for while it slept: the first step after the warm-up counts */
+  }
   g->wake = false;
   sh_request *r = g->incoming;
   g->incoming = g->incoming_tail = NULL;
@@ -285,7 +292,7 @@ static int warm_up(sh_engine *g, sh_error *e) {
     sh_event ev;
     sh_request_wait(r, 1000);
     while (sh_request_next(r, &ev)) {
-      if (ev.type == SH_EV_FINISH && ev.finish == SH_FINISH_ERROR) rc = sh_fail(e, SH_ERR_INTERNAL, "the first step failed: %s", ev.error);
+      if (ev.type == SH_EV_FINISH && ev.finish == SH_FINISH_ERROR) rc = sh_fail(e, ev.error_code, "the first step failed: %s", ev.error);
       ended |= ev.type == SH_EV_END;
     }
   }

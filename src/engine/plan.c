@@ -102,8 +102,10 @@ int sh_plan_make(sh_plan *p, const sh_plan_in *in, sh_error *e) {
   int64_t want = in->asked_max_model_len ? in->asked_max_model_len : in->model_max_len,
           least = want < SH_PLAN_MIN_LEN ? want : SH_PLAN_MIN_LEN;
   int64_t seqs = choose_seqs(p, in, want), fits = tokens_that_fit(p, in, seqs);
-  while (fits < least && !in->asked_max_num_batched_tokens && p->max_num_batched_tokens > 256 &&
-         p->max_num_batched_tokens / 2 >= in->asked_max_num_seqs) { /* shorter steps need less scratch */
+  /* Shorter steps need less scratch: they come before a shorter context, down to where prompts would feel it, and below that only to start
+   * at all. */
+  while (fits < want && !in->asked_max_num_batched_tokens && p->max_num_batched_tokens / 2 >= (fits < least ? 256 : 512) &&
+         p->max_num_batched_tokens / 2 >= in->asked_max_num_seqs) {
     p->max_num_batched_tokens /= 2;
     seqs = choose_seqs(p, in, want);
     fits = tokens_that_fit(p, in, seqs);

@@ -159,7 +159,7 @@ static int check_phase(const sh_server *s, const sh_route *route, sh_api_error *
   switch (s->phase) {
   case SH_PHASE_READY: return 0;
   case SH_PHASE_LOADING: return sh_api_fail(e, 503, NULL, "The model is still loading. Please try again later.");
-  case SH_PHASE_DRAINING: return sh_api_fail(e, 503, NULL, "The server is shutting down.");
+  case SH_PHASE_DRAINING: return route->now ? 0 : sh_api_fail(e, 503, NULL, "The server is shutting down.");
   case SH_PHASE_FAILED: break;
   }
   return sh_api_fail(e, 503, NULL, "The model could not be loaded.");

@@ -49,7 +49,7 @@ typedef struct sh_route {
 } sh_route;
 enum {
   SH_ROUTE_OPEN = 1,  /* no API key */
-  SH_ROUTE_MODEL = 2, /* needs the model to be loaded and warm: 503 before, and while draining */
+  SH_ROUTE_MODEL = 2, /* needs the model to be loaded and warm: 503 before, and while draining unless it is answered at once */
   SH_ROUTE_QUIET = 4, /* asked by probes: not worth a log line */
 };
 extern const sh_route sh_routes[]; /* ends with path == NULL */

@@ -11,6 +11,18 @@ def finish(s):
     assert "ERROR" not in text, text
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request):
+    """A test that fails may leave servers of its own running."""
+    shared = [request.getfixturevalue(name) for name in ("server", "smollm2") if name in request.fixturenames]
+    before = list(srv.Server.running)
+    yield
+    for s in [s for s in srv.Server.running if s not in before and s not in shared]:
+        s.process.kill()
+        s.process.wait()
+        srv.Server.running.remove(s)
+
+
 @pytest.fixture(scope="session")
 def server():
     s = srv.Server()

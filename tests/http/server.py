@@ -27,6 +27,8 @@ THREADS = "build/thread/" in BIN  # the slowest of them
 
 
 class Server:
+    running = []  # those a failing test may leave behind
+
     def __init__(self, model=DENSE, *options, env=None, wait=True):
         self.log_file = tempfile.TemporaryFile(mode="w+")
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("SHENG_", "VLLM_"))}
@@ -34,6 +36,7 @@ class Server:
         command = [BIN, "serve", str(model), "--port", "0", *map(str, options)]
         self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=self.log_file, text=True)
         self.url = self.port = None
+        Server.running.append(self)
         if wait:
             self.wait_ready()
 
@@ -79,6 +82,7 @@ class Server:
             raise AssertionError(f"the server did not stop\n{self.log()}") from None
         finally:
             self.process.stdout.close()
+            Server.running.remove(self)
         return status
 
     def alive(self):

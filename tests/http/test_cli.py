@@ -148,6 +148,7 @@ def test_run_in_a_terminal():
     time.sleep(0.5)
     os.kill(t.pid, signal.SIGINT)  # stops the answer, not the program
     t.until(">>> ", 5)
+    time.sleep(0.3)  # until it waits for input
     os.kill(t.pid, signal.SIGINT)  # at the prompt: a new prompt
     t.until(">>> ", 5)
     t.type("/exit\n")

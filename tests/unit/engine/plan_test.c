@@ -127,6 +127,25 @@ static void a_small_machine_gets_smaller_steps_before_it_is_refused(void **state
   assert_int_equal(sh_plan_make(&p, &in, NULL), SH_ERR_LIMIT);
 }
 
+static void more_memory_never_means_a_shorter_context(void **state) {
+  (void)state;
+  int64_t last = 0;
+  int served = 0;
+  for (int64_t mib = 1680; mib < 3000; mib++) {
+    sh_plan_in in = base();
+    sh_plan p;
+    in.total_bytes = mib * MIB;
+    in.utilization = 1;
+    in.asked_max_num_seqs = 4;
+    if (sh_plan_make(&p, &in, NULL)) continue;
+    served++;
+    assert_true(p.max_model_len >= last);
+    last = p.max_model_len;
+  }
+  assert_true(served > 1000);
+  assert_true(last > 32768);
+}
+
 static void contradictions_are_refused(void **state) {
   (void)state;
   sh_plan p;
@@ -166,6 +185,7 @@ int main(void) {
       cmocka_unit_test(sequences_give_way_to_the_context_down_to_eight),
       cmocka_unit_test(an_impossible_start_says_the_numbers),
       cmocka_unit_test(a_small_machine_gets_smaller_steps_before_it_is_refused),
+      cmocka_unit_test(more_memory_never_means_a_shorter_context),
       cmocka_unit_test(contradictions_are_refused),
       cmocka_unit_test(a_short_asked_context_needs_no_more_than_itself),
   };
