@@ -47,6 +47,10 @@ static const gold_case GOLD_CASES[] = {
     {"gguf/moe-small-Q4_0.gguf", "gguf/golden.safetensors", "moe-small-Q4_0.", 5e-5f, 0, 0, false},
     {"gguf/moe-small-Q8_0.gguf", "gguf/golden.safetensors", "moe-small-Q8_0.", 5e-5f, 0, 0, false},
     {"gguf/dense-real-Q4_0.gguf", "gguf/golden.safetensors", "dense-real-Q4_0.", 5e-5f, 0, 0, false},
+    {"gguf/dense-real-Q5_0.gguf", "gguf/golden.safetensors", "dense-real-Q5_0.", 5e-5f, 0, 0, false},
+    {"gguf/dense-real-Q5_1.gguf", "gguf/golden.safetensors", "dense-real-Q5_1.", 5e-5f, 0, 0, false},
+    {"gguf/dense-real-Q4_K_M.gguf", "gguf/golden.safetensors", "dense-real-Q4_K_M.", 5e-5f, 0, 0, false},
+    {"gguf/dense-real-Q5_K_M.gguf", "gguf/golden.safetensors", "dense-real-Q5_K_M.", 5e-5f, 0, 0, false},
 };
 enum { N_GOLD_CASES = sizeof GOLD_CASES / sizeof *GOLD_CASES };
 
