@@ -33,7 +33,7 @@ endif
 Q := $(if $(V),,@)
 say = $(if $(V),,@printf '  %-5s %s\n' '$(1)' '$(2)')
 
-LIBS := $(PKG_LIBS) -lz -lm -pthread
+LIBS := $(PKG_LIBS) -lz -lm -ldl -pthread
 
 SRCS := $(sort $(wildcard src/*.c src/*/*.c src/*/*/*.c))
 OBJS := $(SRCS:%.c=$(B)/%.o)
@@ -83,7 +83,7 @@ ARGS ?=
 run: setup
 	@$(MAKE) --no-print-directory all
 	@$(if $(filter $(SMOLLM2),$(MODEL)),python3 tools/fetch_smollm2.py models/smollm2)
-	@exec ./sheng serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+	@exec ./sheng serve $(MODEL) $(if $(filter $(SMOLLM2),$(MODEL)),--served-model-name SmolLM2-135M-Instruct) --host $(HOST) --port $(PORT) $(ARGS)
 
 test: setup-test
 	@$(MAKE) --no-print-directory all check http

@@ -18,6 +18,7 @@ enum { SH_EXIT_OK = 0, SH_EXIT_FAILURE = 1, SH_EXIT_USAGE = 2 };
 /* argv[0] is the subcommand's own name. */
 int sh_cmd_serve(int argc, char **argv);
 int sh_cmd_run(int argc, char **argv);
+int sh_cmd_pull(int argc, char **argv);
 int sh_cmd_tokenize(int argc, char **argv);
 int sh_cmd_detokenize(int argc, char **argv);
 int sh_cmd_render(int argc, char **argv);
@@ -50,6 +51,10 @@ typedef struct sh_cli_parse {
   bool need_model;
 } sh_cli_parse;
 int sh_cli_options(const sh_cli_parse *p, int argc, char **argv, const char **model, bool *done);
+
+/* The path of the model a user named: a file or folder of that name, else what `sheng pull` stored under it. *path: allocated (sh_free).
+ * Returns an exit status, after an error was printed. */
+int sh_cli_find_model(const char *command, const char *model, char **path);
 
 /* The docs page docs/options.md: every command and every option, from the tables. */
 int sh_cli_markdown(sh_buf *out);

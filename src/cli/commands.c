@@ -3,8 +3,10 @@
  * docs/options.md is made from the tables (`sheng help --markdown`), so a row added anywhere shows up there; a unit test compares the
  * checked-in page. */
 #include "cli/cli.h"
+#include "cli/generate.h"
 #include "cli/logits.h"
 #include "cli/run.h"
+#include "ops/pull.h"
 #include "server/options.h"
 #include <string.h>
 
@@ -13,14 +15,20 @@ static void serve_options(const sh_opt **table, const void **defaults) {
   *defaults = &sh_serve_option_defaults;
 }
 
+static void pull_options(const sh_opt **table, const void **defaults) {
+  *table = sh_pull_option_table;
+  *defaults = &sh_pull_option_defaults;
+}
+
 const sh_cli_command sh_cli_commands[] = {
     {"serve", "MODEL [options]", sh_cmd_serve, "serve a model over HTTP, in OpenAI's API", serve_options},
     {"run", "MODEL [options]", sh_cmd_run, "chat with a model in the terminal", sh_cmd_run_options},
+    {"pull", "OWNER/NAME [options]", sh_cmd_pull, "download a model from a hub", pull_options},
     {"tokenize", "MODEL", sh_cmd_tokenize, "JSON lines {\"text\"} to {\"ids\"}", NULL},
     {"detokenize", "MODEL", sh_cmd_detokenize, "JSON lines {\"ids\", \"skip_special\"?} to {\"text\"}", NULL},
     {"render", "MODEL | --template FILE", sh_cmd_render, "JSON lines {\"messages\", ...} to the chat template's {\"text\"}", NULL},
     {"generate", "MODEL [options]", sh_cmd_generate, "JSON lines {\"ids\" or \"prompt\", ...} to {\"ids\", \"text\", \"finish_reason\"}",
-     NULL},
+     sh_cmd_generate_options},
     {"logits", "MODEL --ids FILE --out FILE [options]", sh_cmd_logits, "logits of a list of token ids, as safetensors",
      sh_cmd_logits_options},
     {"version", "", sh_cmd_version, "print the version", NULL},
@@ -72,6 +80,7 @@ int sh_cmd_help(int argc, char **argv) {
   }
   printf("sheng %s: serves Qwen3.5 models\n\n", SHENG_VERSION);
   for (const sh_cli_command *c = sh_cli_commands; c->name; c++) printf("  sheng %-10s %-38s %s\n", c->name, c->args, c->line);
-  printf("\nMODEL is a Hugging Face folder or a .gguf file. `sheng COMMAND --help` lists a command's options.\n");
+  printf("\nMODEL is a Hugging Face folder, a .gguf file or the name of a pulled model. `sheng COMMAND --help` lists a command's "
+         "options.\n");
   return SH_EXIT_OK;
 }

@@ -4,6 +4,7 @@
  * pipes by programs that wait for the answer. */
 #include "cli/cli.h"
 #include "base/file.h"
+#include "ops/pull.h"
 #include <errno.h>
 #include <string.h>
 
@@ -41,11 +42,17 @@ int sh_cli_options(const sh_cli_parse *p, int argc, char **argv, const char **mo
   } else if (rest.n == 1) {
     *model = rest.v[0];
   } else if (p->need_model) {
-    fprintf(stderr, "sheng %s: MODEL is missing: a Hugging Face folder or a .gguf file (usage: %s)\n", p->name, p->usage);
+    fprintf(stderr, "sheng %s: MODEL is missing: a Hugging Face folder, a .gguf file or the name of a pulled model (usage: %s)\n", p->name,
+            p->usage);
     status = SH_EXIT_USAGE;
   }
   sh_free((void *)rest.v);
   return status;
+}
+
+int sh_cli_find_model(const char *command, const char *model, char **path) {
+  sh_error e = {0};
+  return sh_pull_find(model, path, &e) == SH_OK ? SH_EXIT_OK : sh_cli_fail(command, &e, false);
 }
 
 int sh_cli_template(const char *value, char **text, size_t *len, sh_error *e) {

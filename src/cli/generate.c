@@ -416,6 +416,7 @@ int sh_cmd_generate(int argc, char **argv) {
   sh_error e = {0};
   options o = DEFAULTS;
   const char *model = NULL;
+  char *path = NULL;
   bool done = false;
   sh_cli_parse p = {.name = "generate",
                     .usage = "sheng generate MODEL [options] < prompts.jsonl",
@@ -424,8 +425,10 @@ int sh_cmd_generate(int argc, char **argv) {
                     .defaults = &DEFAULTS,
                     .need_model = true};
   int status = sh_cli_options(&p, argc, argv, &model, &done);
-  if (status != 0 || done) return status;
+  if (status != 0 || done || (status = sh_cli_find_model("generate", model, &path)) != 0) return status;
   sh_log_level level;
   if (sh_log_level_parse(o.log_level, &level) == 0) sh_log_set_level(level);
-  return generate(model, &o, &e) < 0 ? sh_cli_fail("generate", &e, false) : SH_EXIT_OK;
+  status = generate(path, &o, &e) < 0 ? sh_cli_fail("generate", &e, false) : SH_EXIT_OK;
+  sh_free(path);
+  return status;
 }

@@ -197,6 +197,7 @@ int sh_cmd_logits(int argc, char **argv) {
   sh_error e = {0};
   logits_opts o = DEFAULTS;
   const char *model = NULL;
+  char *path = NULL;
   bool done = false;
   sh_cli_parse p = {.name = "logits",
                     .usage = "sheng logits MODEL --ids FILE --out FILE",
@@ -211,5 +212,8 @@ int sh_cmd_logits(int argc, char **argv) {
             o.ids ? "the safetensors file to write" : "a JSON array of token ids");
     return sh_cli_fail("logits", &e, true);
   }
-  return logits(model, &o, &e) < 0 ? sh_cli_fail("logits", &e, false) : SH_EXIT_OK;
+  if ((status = sh_cli_find_model("logits", model, &path)) != SH_EXIT_OK) return status;
+  status = logits(path, &o, &e) < 0 ? sh_cli_fail("logits", &e, false) : SH_EXIT_OK;
+  sh_free(path);
+  return status;
 }

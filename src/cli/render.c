@@ -102,6 +102,7 @@ int sh_cmd_render(int argc, char **argv) {
   renderer r = {0};
   sh_error e = {0};
   const char *model;
+  char *path = NULL;
   bool done;
   const sh_cli_parse parse = {"render", "sheng render MODEL | --template FILE < lines of {\"messages\", ...}", table, &o, &defaults, false};
   int status = sh_cli_options(&parse, argc, argv, &model, &done);
@@ -110,8 +111,10 @@ int sh_cmd_render(int argc, char **argv) {
     fprintf(stderr, "sheng render: either MODEL or --template FILE is wanted\n");
     return SH_EXIT_USAGE;
   }
-  int rc = model ? renderer_open_model(&r, model, &e) : renderer_open_file(&r, o.template, &e);
+  if (model && (status = sh_cli_find_model("render", model, &path)) != SH_EXIT_OK) return status;
+  int rc = model ? renderer_open_model(&r, path, &e) : renderer_open_file(&r, o.template, &e);
   status = rc == SH_OK ? sh_cli_lines("render", stdin, stdout, render_line, &r) : sh_cli_fail("render", &e, false);
   renderer_close(&r);
+  sh_free(path);
   return status;
 }

@@ -433,15 +433,15 @@ int sh_cmd_run(int argc, char **argv) {
   session s = {0};
   sh_error e = {0};
   const char *model;
-  char *template = NULL;
+  char *template = NULL, *path = NULL;
   size_t n;
   bool done;
   const sh_cli_parse parse = {"run", "sheng run MODEL [options]", table, &o, &defaults, true};
   int status = sh_cli_options(&parse, argc, argv, &model, &done);
-  if (status != SH_EXIT_OK || done) return status;
+  if (status != SH_EXIT_OK || done || (status = sh_cli_find_model("run", model, &path)) != SH_EXIT_OK) return status;
   sh_log_set_level(SH_LOG_WARN);
   int rc = o.chat_template ? sh_cli_template(o.chat_template, &template, &n, &e) : SH_OK;
-  if (rc == SH_OK) rc = session_open(&s, &o, model, template, &e);
+  if (rc == SH_OK) rc = session_open(&s, &o, path, template, &e);
   if (rc == SH_OK) {
     struct sigaction sa = {.sa_handler = on_interrupt}; /* without SA_RESTART: a read at the prompt returns */
     sigaction(SIGINT, &sa, NULL);
@@ -453,5 +453,6 @@ int sh_cmd_run(int argc, char **argv) {
   }
   session_close(&s);
   sh_free(template);
+  sh_free(path);
   return status;
 }

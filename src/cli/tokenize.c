@@ -65,17 +65,19 @@ static int decode_line(void *ctx, const sh_json *line, sh_arena *a, sh_buf *out,
 
 static int run_lines(const char *name, const char *usage, sh_cli_line_fn fn, int argc, char **argv) {
   const char *model;
+  char *path = NULL;
   char nothing;
   bool done;
   tokenizer t = {0};
   sh_error e = {0};
   const sh_cli_parse parse = {name, usage, no_options, &nothing, &nothing, true};
   int status = sh_cli_options(&parse, argc, argv, &model, &done);
-  if (status != SH_EXIT_OK || done) return status;
-  if (sh_ckpt_open(&t.ckpt, model, SH_CKPT_TOKENIZER_ONLY, &e) != SH_OK || sh_tok_open(&t.tok, t.ckpt, &e) != SH_OK)
+  if (status != SH_EXIT_OK || done || (status = sh_cli_find_model(name, model, &path)) != SH_EXIT_OK) return status;
+  if (sh_ckpt_open(&t.ckpt, path, SH_CKPT_TOKENIZER_ONLY, &e) != SH_OK || sh_tok_open(&t.tok, t.ckpt, &e) != SH_OK)
     status = sh_cli_fail(name, &e, false);
   else status = sh_cli_lines(name, stdin, stdout, fn, &t);
   tokenizer_close(&t);
+  sh_free(path);
   return status;
 }
 

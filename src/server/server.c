@@ -78,8 +78,8 @@ static void log_plan(const sh_engine *g) {
     sh_log(SH_LOG_INFO, "memory: up to %lld sequences at once: %lld of %lld tokens, or all %lld of %lld tokens", (long long)p->max_num_seqs,
            (long long)full, (long long)p->max_model_len, (long long)p->max_num_seqs, (long long)each);
   if (p->shortened)
-    sh_log(SH_LOG_WARN, "the context is shortened to the %lld tokens that fit in memory (the model allows %lld)", (long long)p->max_model_len,
-           (long long)p->model_max_len);
+    sh_log(SH_LOG_WARN, "the context is shortened to the %lld tokens that fit in memory (the model allows %lld)",
+           (long long)p->max_model_len, (long long)p->model_max_len);
 }
 
 static void *starter_main(void *arg) {
@@ -120,7 +120,12 @@ static void on_started(sh_task *t) {
   v->last_ns = sh_now_ns();
   s->phase = SH_PHASE_READY;
   sh_log(SH_LOG_INFO, "ready as %s on %s", s->names[0], sh_http_url(s->http));
-  printf("sheng is ready on %s\n", sh_http_url(s->http)); /* for scripts, whatever the log level */
+  /* For scripts, whatever the log level; and for somebody who has just started it, a line to try. */
+  printf("sheng is ready on %s\n", sh_http_url(s->http));
+  printf(sh_engine_chat(s->engine) ? "  curl %s/v1/chat/completions -H 'Content-Type: application/json' -d "
+                                     "'{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n"
+                                   : "  curl %s/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\":\"Hello\"}'\n",
+         sh_http_url(s->http));
   fflush(stdout);
 }
 

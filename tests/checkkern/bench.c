@@ -21,7 +21,7 @@ typedef struct bench {
   uint8_t *buf;           /* buffer_bytes of weights */
   uint8_t *side;          /* side_bytes of scales and zero points, for SH_I4 and SH_F8_E4M3 */
   sh_dtype filled;        /* type of the weights in it; SH_OTHER: none */
-  double peak, bandwidth; /* the latest measurements: flop/s, bytes/s */
+  double peak, bandwidth; /* the best so far: flop/s, bytes/s */
   float sink[64];
 } bench;
 
@@ -43,7 +43,6 @@ static void peak_item(void *ctx, int item, int worker) {
 }
 
 static void measure_peak(bench *b) {
-  b->peak = 0;
   for (int i = 0; i < 5; i++) {
     double t = seconds(b);
     sh_pool_run(b->pool, peak_item, b, b->threads);
@@ -52,20 +51,20 @@ static void measure_peak(bench *b) {
   }
 }
 
-/* Eight sums, so that adding is never what limits. */
+/* Eight sums, so that adding is never what limits, and lines asked for well ahead, as the kernels do. */
 static void read_item(void *ctx, int item, int worker) {
   bench *b = ctx;
   size_t part = (size_t)4 << 20;
   const uint64_t *p = (const uint64_t *)(const void *)(b->buf + (size_t)item * part);
   uint64_t s[8] = {0};
   for (size_t i = 0; i < part / 8; i += 8) {
+    __builtin_prefetch(p + i + 2048, 0, 2);
     for (int j = 0; j < 8; j++) s[j] += p[i + (size_t)j];
   }
   b->sink[worker % 64] += (float)(s[0] + s[1] + s[2] + s[3] + s[4] + s[5] + s[6] + s[7]);
 }
 
 static void measure_bandwidth(bench *b) {
-  b->bandwidth = 0;
   for (int i = 0; i < 3; i++) {
     double t = seconds(b);
     sh_pool_run(b->pool, read_item, b, (int)(buffer_bytes >> 22));
@@ -113,14 +112,16 @@ static void drop(bench *b, sh_tensor *t) { b->be->ops->tensor_free(b->be, t); }
 
 typedef void once_fn(bench *b, void *ctx);
 
-/* Best seconds of a call over `rounds` (after one to warm up). */
-static double best(bench *b, once_fn *fn, void *ctx, int rounds) {
-  double top = INFINITY;
-  for (int i = 0; i <= rounds; i++) {
+/* Best seconds of a call, after one to warm up: at least five, and as many as fit in half a second. */
+static double best(bench *b, once_fn *fn, void *ctx) {
+  double top = INFINITY, spent = 0;
+  fn(b, ctx);
+  for (int i = 0; i < 5 || spent < 0.5; i++) {
     double t = seconds(b);
     fn(b, ctx);
     t = seconds(b) - t;
-    if (i > 0 && t < top) top = t;
+    spent += t;
+    if (t < top) top = t;
   }
   return top;
 }
@@ -180,7 +181,7 @@ static void bench_prefill(bench *b, sh_dtype t, int64_t rows, int64_t k, int tok
   if (b->filled != t) fill(b, t, k);
   linear_case l = {.w = bind(b, t, rows, k, 0), .toks = toks, .x = tensor(b, toks, k, 1), .y = tensor(b, toks, rows, 0)};
   measure_peak(b);
-  double sec = best(b, run_linear, &l, 7);
+  double sec = best(b, run_linear, &l);
   report_flops(b, name, 2.0 * (double)rows * (double)k * toks, sec);
   b->be->ops->weight_free(b->be, l.w);
   drop(b, l.x), drop(b, l.y);
@@ -196,7 +197,7 @@ static double bench_decode(bench *b, sh_dtype t, int64_t rows, int64_t k, int to
   linear_case l = {.toks = toks, .x = tensor(b, toks, k, 1), .y = tensor(b, toks, rows, 0)};
   for (size_t at = 0; l.n_many < 256 && at + bytes <= buffer_bytes; at += bytes) l.many[l.n_many++] = bind(b, t, rows, k, at);
   measure_bandwidth(b);
-  double sec = best(b, run_many, &l, 3);
+  double sec = best(b, run_many, &l);
   report_bytes(b, name, (double)bytes * l.n_many, sec);
   for (int i = 0; i < l.n_many; i++) b->be->ops->weight_free(b->be, l.many[i]);
   drop(b, l.x), drop(b, l.y);
@@ -267,7 +268,7 @@ static void bench_attention(bench *b, int heads, int kv_heads, int d, int pos, i
   double pairs = (double)toks * (pos + (toks + 1) / 2.0); /* query tokens x keys seen */
   measure_peak(b);
   measure_bandwidth(b);
-  double sec = best(b, run_attention, &a, toks > 1 ? 5 : 30);
+  double sec = best(b, run_attention, &a);
   report_flops(b, name, 4.0 * pairs * heads * d, sec);
   if (toks == 1) report_bytes(b, name, 2.0 * (pos + 1) * kv_heads * d * (kv == SH_KV_F32 ? 4 : 2), sec);
   drop(b, a.q), drop(b, a.k), drop(b, a.v), drop(b, a.out);
@@ -313,7 +314,7 @@ static void bench_gdn(bench *b, int k_heads, int v_heads, int toks) {
   sh_seq seq = {.count = toks};
   g.batch = (sh_batch){.n_seqs = 1, .seqs = &seq, .n_tokens = toks};
   measure_peak(b);
-  double sec = best(b, run_gdn, &g, toks > 1 ? 5 : 50), per = sec / toks / v_heads * b->threads;
+  double sec = best(b, run_gdn, &g), per = sec / toks / v_heads * b->threads;
   report_flops(b, name, 7.0 * D * D * toks * v_heads, sec); /* S^T k: 2, decay: 1, update: 2, S^T q: 2 */
   printf("%-52s %9.2f us per head and token on a thread\n", "", per * 1e6);
   drop(b, w), drop(b, neg), drop(b, dt), drop(b, gain), drop(b, g.qkv), drop(b, g.z), drop(b, g.a), drop(b, g.b), drop(b, g.out);
@@ -354,7 +355,7 @@ static void bench_moe(bench *b, sh_dtype t, int toks) {
                 .toks = toks};
   measure_peak(b);
   measure_bandwidth(b);
-  double sec = best(b, run_moe, &c, toks > 16 ? 5 : 20);
+  double sec = best(b, run_moe, &c);
   report_flops(b, name, 6.0 * HID * FFN * TOPK * toks, sec);
   if (toks == 1) report_bytes(b, name, 3.0 * TOPK * (double)one, sec);
   for (int i = 0; i < 3 * E; i++) b->be->ops->weight_free(b->be, m[i % 3][i / 3]);

@@ -49,6 +49,8 @@ def model(client):
 def smollm2():
     if not srv.SMOLLM2:
         pytest.skip("SHENG_SMOLLM2 is not set")
+    if srv.THREADS:
+        pytest.skip("the real model takes an hour with the thread sanitizer")
     s = srv.Server(srv.SMOLLM2, "--exact", "--max-model-len", "2048", "--served-model-name", "smol", "SmolLM2", env={"SHENG_MEMORY_LIMIT": "8GiB"})
     yield s
     finish(s)

@@ -22,7 +22,8 @@ if SMOLLM2:
     SMOLLM2 = str((ROOT / SMOLLM2).resolve())
 
 # An instrumented program is many times slower; limits in seconds are multiplied by this.
-SLOWNESS = 10 if re.search(r"(address|thread|undefined)", BIN) else 1
+SLOWNESS = 10 if re.search(r"build/(address|thread|undefined)/", BIN) else 1
+THREADS = "build/thread/" in BIN  # the slowest of them
 
 
 class Server:

@@ -189,7 +189,7 @@ def test_a_full_queue_is_503(start):
     for sock in socks:
         sock.sendall(request("POST", COMPLETION, completion(max_tokens=200)))
     statuses = [Reader(sock).response()[0] for sock in socks]
-    assert set(statuses) == {200, 503} and statuses.count(200) >= 3
+    assert set(statuses) == {200, 503} and statuses.count(200) >= 2
     for sock in socks:
         sock.close()
     assert s.metrics()["requests_rejected_total"] == statuses.count(503)

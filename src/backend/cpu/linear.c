@@ -8,7 +8,8 @@
 
 enum {
   CHUNK = SH_GEMM_TOKENS,  /* activation rows packed at a time: bounds scratch, and the weights are expanded once per chunk */
-  ITEM_BYTES = 128 * 1024, /* weights of a dot item: about 10 us, far over the cost of taking an item */
+  ITEM_BYTES = 256 * 1024, /* weights of an item of few rows: 10 to 20 us, far over the cost of taking an item */
+  FEW = 64,                /* up to this many activation rows reading the weights counts, and an item is a run of memory */
   ITEMS_PER_WORKER = 4,    /* so that a late worker holds the others up for a quarter of its share at most */
 };
 
@@ -104,7 +105,7 @@ static int plan(mm_job *j) {
   int wanted = ITEMS_PER_WORKER * j->be->n_workers;
   int64_t rows = SH_GEMM_ROWS;
   j->toks = j->n;
-  if (!j->packed_rows) {
+  if (j->n <= FEW) {
     int64_t by_bytes = (int64_t)((size_t)ITEM_BYTES / (j->w->row_bytes ? j->w->row_bytes : 1)), by_share = j->w->rows / wanted;
     rows = by_bytes < by_share || j->be->n_workers == 1 ? by_bytes : by_share;
     rows -= rows % SH_GEMM_ROWS;
@@ -112,7 +113,7 @@ static int plan(mm_job *j) {
   }
   j->rows = (int)rows;
   j->n_row_blocks = (int)((j->w->rows + rows - 1) / rows);
-  if (j->packed_rows && j->be->n_workers > 1) {
+  if (j->n > FEW && j->be->n_workers > 1) {
     while (j->n_row_blocks * ((j->n + j->toks - 1) / j->toks) < wanted && j->toks > 64) j->toks = (j->toks / 2 + 15) & ~15;
   }
   return j->n_row_blocks * ((j->n + j->toks - 1) / j->toks);

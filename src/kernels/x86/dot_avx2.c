@@ -252,7 +252,7 @@ int sh_kern_dot_tokens_avx2(sh_dtype type) {
   case SH_BF16: return 24;
   case SH_Q8_0:
   case SH_Q4_0:
-  case SH_Q4_1:
+  case SH_Q4_1: return 8;
   case SH_I4:
   case SH_F8_E4M3: return 7;
   case SH_Q6_K: return 3;
