@@ -167,7 +167,7 @@ static inline void rig_open_path(rig *r, const char *path, rig_opts o) {
   sh_backend_opts bo = {.threads = o.threads, .cpu = o.cpu};
   rig_ok(sh_ckpt_open(&r->ckpt, path, 0, &e), &e);
   rig_ok(sh_backend_cpu_new(&r->be, &bo, &e), &e);
-  rig_ok(sh_model_open(&r->m, r->ckpt, r->be, &e), &e);
+  rig_ok(sh_model_open(&r->m, r->ckpt, r->be, NULL, &e), &e);
   r->V = sh_model_config(r->m)->vocab_size;
   r->H = sh_model_config(r->m)->hidden;
   r->pages_per_seq = (o.max_context - 1) / o.page_size + 1;
