@@ -25,7 +25,7 @@ static void describe(sh_model *m) {
            sh_weights_dtypes(&m->w, types, sizeof types));
 }
 
-int sh_model_open(sh_model **out, const sh_ckpt *ckpt, sh_backend *be, sh_error *e) {
+int sh_model_open(sh_model **out, const sh_ckpt *ckpt, sh_backend *be, const sh_repack_opts *o, sh_error *e) {
   *out = NULL;
   sh_model *m = sh_calloc(1, sizeof *m);
   if (!m) return sh_fail(e, SH_ERR_NOMEM, "no memory to open a model");
@@ -33,7 +33,7 @@ int sh_model_open(sh_model **out, const sh_ckpt *ckpt, sh_backend *be, sh_error 
   int rc = sh_config_load(&m->cfg, ckpt, e);
   if (rc < 0) goto fail;
   m->layer = m->cfg.arch == SH_ARCH_LLAMA ? sh_llama_layer : sh_qwen35_layer;
-  rc = sh_weights_bind(&m->w, &m->cfg, ckpt, NULL, e);
+  rc = sh_weights_bind(&m->w, &m->cfg, ckpt, o, e);
   if (rc < 0) goto fail;
   rc = sh_model_bind(m, e);
   if (rc < 0) goto fail;

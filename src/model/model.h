@@ -6,13 +6,14 @@
 
 #include "backend/backend.h"
 #include "formats/checkpoint.h"
+#include "formats/repack.h"
 #include "model/config.h"
 
 typedef struct sh_model sh_model;
 
-/* Reads the config and binds the weights (no copy; `ckpt` and `be` are borrowed and must outlive the model). Caller frees with
- * sh_model_free. */
-int sh_model_open(sh_model **out, const sh_ckpt *ckpt, sh_backend *be, sh_error *e);
+/* Reads the config and binds the weights (no copy, but of what is repacked: `o` says where to, NULL: the defaults). `ckpt` and `be`
+ * are borrowed and must outlive the model. Caller frees with sh_model_free. */
+int sh_model_open(sh_model **out, const sh_ckpt *ckpt, sh_backend *be, const sh_repack_opts *o, sh_error *e);
 void sh_model_free(sh_model *m);
 
 const sh_config *sh_model_config(const sh_model *m);

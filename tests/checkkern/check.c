@@ -145,6 +145,7 @@ const ck_format ck_formats[] = {
     {.type = SH_I4, .group = 96, .scale_rows = 1, .scale_type = SH_BF16, .zeros = true},
     {.type = SH_I4, .group = 128, .scale_rows = 1, .scale_type = SH_F16},
     {.type = SH_I4, .group = 0, .scale_rows = 1, .scale_type = SH_F32, .zeros = true},
+    {.type = SH_I4, .group = 0, .scale_rows = 1, .scale_type = SH_F16, .zeros = true},
     {.type = SH_F8_E4M3, .group = 128, .scale_rows = 128, .scale_type = SH_BF16},
     {.type = SH_F8_E4M3, .group = 48, .scale_rows = 3, .scale_type = SH_F32},
     {.type = SH_F8_E4M3, .group = 0, .scale_rows = 1, .scale_type = SH_F16},
@@ -207,7 +208,10 @@ void ck_matrix_any_bits(ck *c, ck_matrix *m) {
   const sh_wview *v = &m->v;
   for (size_t i = 0; i < (size_t)v->rows * v->row_bytes; i++) m->parts[0][i] = (uint8_t)ck_u32(c);
   if (v->type != SH_I4) return;
-  for (size_t i = 0; i < (size_t)v->rows * v->scale_row_bytes; i++) m->parts[1][i] = (uint8_t)ck_u32(c);
+  for (size_t i = 0; i < (size_t)v->rows * v->scale_row_bytes; i++) {
+    m->parts[1][i] = (uint8_t)ck_u32(c);
+    if (v->scale_type != SH_F32 && i % 2) m->parts[1][i] &= 0xbf; /* halves under 2: infinite ones give NaN for any integer */
+  }
   for (size_t i = 0; v->zeros && i < (size_t)v->rows * v->zero_row_bytes; i++) m->parts[2][i] = (uint8_t)ck_u32(c);
 }
 

@@ -92,6 +92,85 @@ static void check_linear(ck *c, const ck_format *f, bool permuted) {
   ck_matrix_free(&m), free(x), free(first), free(y);
 }
 
+/* A view that breaks one rule of tensor.h is refused with the weight's name; whole, it is taken. */
+static void check_bind(ck *c) {
+  int32_t perm[64], twice[64], outside[64];
+  uint8_t bytes[64] = {0};
+  for (int i = 0; i < 64; i++) perm[i] = twice[i] = outside[i] = 63 - i;
+  twice[5] = 7, outside[9] = 64;
+  sh_wview i4 = {.type = SH_I4,
+                 .rows = 2,
+                 .cols = 64,
+                 .data = bytes,
+                 .row_bytes = 32,
+                 .name = "w.7",
+                 .group = 32,
+                 .scale_rows = 1,
+                 .scale_type = SH_F16,
+                 .scales = bytes,
+                 .scale_row_bytes = 4,
+                 .zeros = bytes,
+                 .zero_row_bytes = 2,
+                 .perm = perm};
+  sh_wview f8 = {.type = SH_F8_E4M3,
+                 .rows = 2,
+                 .cols = 63,
+                 .data = bytes,
+                 .row_bytes = 63,
+                 .name = "w.7",
+                 .group = 48,
+                 .scale_rows = 2,
+                 .scale_type = SH_F32,
+                 .scales = bytes,
+                 .scale_row_bytes = 8};
+  struct {
+    const char *what;
+    sh_wview v;
+    int want;
+  } cases[24];
+  int n = 0;
+#define CASE(WANT, FROM, CHANGE)                                                                                                           \
+  do {                                                                                                                                     \
+    sh_wview v = FROM;                                                                                                                     \
+    CHANGE;                                                                                                                                \
+    cases[n].what = #FROM ": " #CHANGE, cases[n].v = v, cases[n++].want = WANT;                                                            \
+  } while (0)
+  CASE(0, i4, (void)v);
+  CASE(0, f8, (void)v);
+  CASE(0, i4, v.zeros = NULL);
+  CASE(0, i4, v.group = 64);
+  CASE(0, f8, v.group = 128);
+  CASE(SH_ERR_FORMAT, i4, v.group = 0);
+  CASE(SH_ERR_FORMAT, i4, v.group = 8);
+  CASE(SH_ERR_FORMAT, i4, v.group = 48);
+  CASE(SH_ERR_FORMAT, i4, v.group = 128);
+  CASE(SH_ERR_FORMAT, i4, v.group = 16);
+  CASE(SH_ERR_FORMAT, i4, v.cols = 63);
+  CASE(SH_ERR_FORMAT, i4, v.row_bytes = 31);
+  CASE(SH_ERR_FORMAT, i4, v.scale_rows = 2);
+  CASE(SH_ERR_FORMAT, i4, v.scales = NULL);
+  CASE(SH_ERR_FORMAT, i4, v.zero_row_bytes = 1);
+  CASE(SH_ERR_FORMAT, i4, v.perm = twice);
+  CASE(SH_ERR_FORMAT, i4, v.perm = outside);
+  CASE(SH_ERR_UNSUPPORTED, i4, v.scale_type = SH_F64);
+  CASE(SH_ERR_FORMAT, f8, v.group = 24);
+  CASE(SH_ERR_FORMAT, f8, v.scale_row_bytes = 7);
+  CASE(SH_ERR_FORMAT, f8, v.scale_rows = 0);
+  CASE(SH_ERR_FORMAT, f8, v.zeros = bytes);
+  CASE(SH_ERR_INTERNAL, i4, (v.type = SH_F16, v.row_bytes = 128));
+  CASE(SH_ERR_UNSUPPORTED, i4, v.type = SH_I8);
+  sh_backend *be = backend(c, 1);
+  for (int i = 0; i < n; i++) {
+    sh_weight *w;
+    sh_error e;
+    int rc = be->ops->weight_bind(be, &cases[i].v, &w, &e);
+    ck_case(c, rc == cases[i].want && (rc == 0 || (!w && strstr(e.text, "w.7"))), "weight_bind of %s gives %d, wanted %d", cases[i].what,
+            rc, cases[i].want);
+    if (rc == 0) be->ops->weight_free(be, w);
+  }
+  be->ops->free(be);
+}
+
 /* Rows of a matrix in every format, in the order of the inputs. */
 static void check_embed(ck *c, const ck_format *f, bool permuted) {
   enum { ROWS = 37, N = 70 };
@@ -365,6 +444,7 @@ static void check_moe(ck *c, const ck_format *f, bool permuted) {
 }
 
 void ck_backend(ck *c) {
+  check_bind(c);
   for (int i = 0; i < ck_n_formats; i++) {
     const ck_format *f = &ck_formats[i];
     bool groups = f->type == SH_I4 || f->type == SH_F8_E4M3;

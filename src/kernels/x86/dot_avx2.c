@@ -45,9 +45,10 @@ typedef struct tile {
 
 /* Thirty-two weights of one row at a time: a block's scale stays in a register. */
 SH_INLINE void step_row(const sh_dtype type, const tile *a, const int T, const uint8_t *p, w_block b, int64_t k, v8 *acc) {
+  v8 w[4];
+  w_vecs(type, p, b, w);
   _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++) {
-    v8 w = w_vec(type, p, v, b);
-    _Pragma("GCC unroll 8") for (int t = 0; t < T; t++) acc[t] = v8_fma(w, v8_load(a->x[t] + k + 8 * v), acc[t]);
+    _Pragma("GCC unroll 8") for (int t = 0; t < T; t++) acc[t] = v8_fma(w[v], v8_load(a->x[t] + k + 8 * v), acc[t]);
   }
 }
 
@@ -66,7 +67,8 @@ SH_INLINE void tile_q6_k(const tile *a, const int R, const int T, v8 *acc) {
 /* Two runs of 32 weights share their bytes: of each row both are taken before the next row. */
 SH_INLINE void tile_k(const sh_dtype type, const tile *a, const int R, const int T, v8 *acc) {
   const size_t step = type == SH_Q4_K ? 144 : 176;
-  w_block_k b[8];
+  const bool bytes = type == SH_Q5_K || T > 2; /* two runs of 32 integers in registers are too many beside 12 accumulators */
+  w_block_k b[4];
   size_t off = 0;
   for (int64_t k = 0; k < a->k; off += step) {
     for (size_t i = 0; i < R * step; i += 64) _mm_prefetch((const char *)a->w[0] + a->ahead + off * R + i, _MM_HINT_T1);
@@ -74,9 +76,9 @@ SH_INLINE void tile_k(const sh_dtype type, const tile *a, const int R, const int
     _Pragma("GCC unroll 4") for (int pair = 0; pair < 8; pair += 2, k += 64) {
       _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) {
         _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++) {
-          w_block run = w_run_k(type, a->w[r] + off, &b[r], pair + i);
+          w_block run = w_run_k(type, a->w[r] + off, &b[r], pair + i, bytes);
           _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++) {
-            v8 w = w_vec_k(type, a->w[r] + off, pair + i, v, run);
+            v8 w = w_vec_k(a->w[r] + off, pair + i, v, run, bytes);
             _Pragma("GCC unroll 8") for (int t = 0; t < T; t++) acc[r * T + t] =
                 v8_fma(w, v8_load(a->x[t] + k + 32 * i + 8 * v), acc[r * T + t]);
           }
@@ -93,29 +95,41 @@ SH_INLINE void tile_tail(const sh_dtype type, const tile *a, const int R, const 
   for (; k + 8 <= end; off += one) STEP_VEC(w_vec(type, a->w[r] + off, 0, b[r]));
   int n = (int)(end - k);
   if (n == 0) return;
-  for (int r = 0; r < R; r++) {
+  _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) {
     v8 w = w_tail(type, a->w[r] + off, n, b[r]);
-    for (int t = 0; t < T; t++) acc[r * T + t] = v8_fma(w, _mm256_maskload_ps(a->x[t] + k, v8_mask(n)), acc[r * T + t]);
+    _Pragma("GCC unroll 8") for (int t = 0; t < T; t++) acc[r * T + t] =
+        v8_fma(w, _mm256_maskload_ps(a->x[t] + k, v8_mask(n)), acc[r * T + t]);
   }
 }
 
 /* Weights with scales beside them, one group of columns after the other. */
 SH_INLINE void tile_groups(const sh_dtype type, const tile *a, const int R, const int T, v8 *acc) {
   const size_t step = w_step(type);
-  w_group g[8];
-  w_block b[8];
+  const int64_t group = a->v->group, n = (a->k + group - 1) / group;
+  w_groups g[4];
   int64_t k = 0;
+  for (int r = 0; r < R; r++) w_groups_row(type, a->v, a->row[r], &g[r]);
   for (int64_t i = 0; k < a->k; i++) {
-    int64_t end = a->k - k > a->v->group ? k + a->v->group : a->k;
-    _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) g[r] = w_group_of(type, a->v, a->row[r], i);
-    for (; k + 32 <= end; k += 32) {
-      size_t off = (size_t)k / 32 * step + (size_t)k % 32 / 8 * (step / 4);
-      _Pragma("GCC unroll 8") for (size_t j = 0; j < R * step; j += 64)
-          _mm_prefetch((const char *)a->w[0] + a->ahead + off * R + j, _MM_HINT_T1);
-      _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) step_row(type, a, T, a->w[r] + off, w_group_block(g[r]), k, acc + r * T);
+    const int j = (int)(i % W_GROUPS);
+    int64_t end = a->k - k > group ? k + group : a->k;
+    for (int r = 0; j == 0 && r < R; r++) w_groups_at(type, a->v, &g[r], i, n, n);
+    w_block b[4];
+    _Pragma("GCC unroll 4") for (int r = 0; r < R; r++) b[r] = w_group_block(&g[r], j);
+    size_t off = (size_t)k / 8 * (step / 4);
+    for (; k + 32 <= end; off += step) {
+      _Pragma("GCC unroll 8") for (size_t ahead = 0; ahead < R * step; ahead += 64)
+          _mm_prefetch((const char *)a->w[0] + a->ahead + off * R + ahead, _MM_HINT_T1);
+      if (T == 1 && type != SH_F8_E4M3) { /* rows side by side, for there is one chain in each */
+        STEP_VEC(w_vec(type, a->w[r] + off, 0, b[r]));
+        STEP_VEC(w_vec(type, a->w[r] + off, 1, b[r]));
+        STEP_VEC(w_vec(type, a->w[r] + off, 2, b[r]));
+        STEP_VEC(w_vec(type, a->w[r] + off, 3, b[r]));
+        continue;
+      }
+      _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) step_row(type, a, T, a->w[r] + off, b[r], k, acc + r * T);
+      k += 32;
     }
     if (k == end) continue;
-    for (int r = 0; r < R; r++) b[r] = w_group_block(g[r]);
     tile_tail(type, a, R, T, k, end, b, acc);
     k = end;
   }
@@ -193,10 +207,11 @@ INSTANCES(rows_q4_k, SH_Q4_K)
 INSTANCES(rows_q5_k, SH_Q5_K)
 INSTANCES(rows_iq4_nl, SH_IQ4_NL)
 INSTANCES(rows_i4, SH_I4)
+INSTANCES(rows_i4_f32, W_I4_F32)
 INSTANCES(rows_f8_e4m3, SH_F8_E4M3)
 
-static rows_fn *const *instances_of(sh_dtype type) {
-  switch (type) {
+static rows_fn *const *instances_of(const sh_wview *w) {
+  switch (w_type(w)) {
   case SH_F32: return rows_f32;
   case SH_F16: return rows_f16;
   case SH_BF16: return rows_bf16;
@@ -209,6 +224,7 @@ static rows_fn *const *instances_of(sh_dtype type) {
   case SH_Q5_K: return rows_q5_k;
   case SH_IQ4_NL: return rows_iq4_nl;
   case SH_I4: return rows_i4;
+  case W_I4_F32: return rows_i4_f32;
   case SH_F8_E4M3: return rows_f8_e4m3;
   default: return rows_q6_k;
   }
@@ -217,7 +233,7 @@ static rows_fn *const *instances_of(sh_dtype type) {
 /* Activation rows are taken in groups of at most four; a block of weight rows stays in L1 or L2 between the groups. */
 void sh_kern_dot_avx2(const sh_mm *a) {
   enum { BLOCK = 12 }; /* a multiple of every ROWS_OF, so that only the last block has repeated rows */
-  rows_fn *const *fn = instances_of(a->w->type);
+  rows_fn *const *fn = instances_of(a->w);
   for (int r = 0; r < a->n_rows; r += BLOCK) {
     int r1 = r + BLOCK < a->n_rows ? r + BLOCK : a->n_rows;
     for (int t = 0; t < a->n_tok;) {
@@ -230,5 +246,16 @@ void sh_kern_dot_avx2(const sh_mm *a) {
 
 /* Measured: dot converts weights once per four activation rows, which costs most where the conversion does. */
 int sh_kern_dot_tokens_avx2(sh_dtype type) {
-  return type == SH_Q6_K ? 3 : w_has_blocks(type) || w_is_k(type) || w_has_groups(type) ? 7 : 24;
+  switch (type) {
+  case SH_F32:
+  case SH_F16:
+  case SH_BF16: return 24;
+  case SH_Q8_0:
+  case SH_Q4_0:
+  case SH_Q4_1: return 8;
+  case SH_I4:
+  case SH_F8_E4M3: return 7;
+  case SH_Q6_K: return 3;
+  default: return 6;
+  }
 }

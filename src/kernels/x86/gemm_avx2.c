@@ -44,8 +44,8 @@ SH_INLINE void expand_k(const sh_dtype type, const uint8_t *p, int64_t k, float 
     w_block_k b;
     w_open_k(p, &b);
     _Pragma("GCC unroll 8") for (int r = 0; r < 8; r++, i += 4) {
-      w_block run = w_run_k(type, p, &b, r);
-      _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++) v8_store(out + 8 * stride * (i + v), w_vec_k(type, p, r, v, run));
+      w_block run = w_run_k(type, p, &b, r, type == SH_Q5_K);
+      _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++) v8_store(out + 8 * stride * (i + v), w_vec_k(p, r, v, run, type == SH_Q5_K));
     }
   }
 }
@@ -54,12 +54,17 @@ SH_INLINE void expand_k(const sh_dtype type, const uint8_t *p, int64_t k, float 
 SH_INLINE void expand_groups(const sh_dtype type, const sh_wview *w, int64_t row, int64_t k0, int64_t k, float *out, const int64_t stride) {
   const size_t one = w_step(type) / 4; /* bytes of eight weights */
   const uint8_t *p = w->data + (size_t)row * w->row_bytes + (size_t)k0 / 8 * one;
-  int64_t last = k0 + k;
-  for (int64_t g = k0 / w->group; k0 < last; g++) {
+  const int64_t last = k0 + k, n = (w->cols + w->group - 1) / w->group, stop = (last + w->group - 1) / w->group;
+  w_groups groups;
+  w_groups_row(type, w, row, &groups);
+  for (int64_t g = k0 / w->group, g0 = g; k0 < last; g++) {
     int64_t end = (g + 1) * w->group < last ? (g + 1) * w->group : last;
-    w_block b = w_group_block(w_group_of(type, w, row, g));
+    if ((g - g0) % W_GROUPS == 0) w_groups_at(type, w, &groups, g, stop, n);
+    w_block b = w_group_block(&groups, (int)((g - g0) % W_GROUPS));
     for (; k0 + 32 <= end; k0 += 32, p += 4 * one, out += 32 * stride) {
-      for (int v = 0; v < 4; v++) v8_store(out + 8 * stride * v, w_vec(type, p, v, b));
+      v8 v[4];
+      w_vecs(type, p, b, v);
+      for (int i = 0; i < 4; i++) v8_store(out + 8 * stride * i, v[i]);
     }
     for (; k0 + 8 <= end; k0 += 8, p += one, out += 8 * stride) v8_store(out, w_vec(type, p, 0, b));
     if (k0 == end) continue;
@@ -84,7 +89,7 @@ static size_t offset_of(sh_dtype type, int64_t k) {
 /* Columns [k0, k0 + k) of a row. Whole vectors are written: a row's last one is padded with zeros. */
 static void expand(const sh_wview *w, int64_t row, int64_t k0, int64_t k, float *out, int64_t stride) {
   const uint8_t *p = w->data + (size_t)row * w->row_bytes + offset_of(w->type, k0);
-  switch (w->type) {
+  switch (w_type(w)) {
   case SH_F32: expand_type(SH_F32, p, k, out, stride); break;
   case SH_F16: expand_type(SH_F16, p, k, out, stride); break;
   case SH_BF16: expand_type(SH_BF16, p, k, out, stride); break;
@@ -97,6 +102,7 @@ static void expand(const sh_wview *w, int64_t row, int64_t k0, int64_t k, float 
   case SH_Q4_K: expand_k(SH_Q4_K, p, k, out, stride); break;
   case SH_Q5_K: expand_k(SH_Q5_K, p, k, out, stride); break;
   case SH_I4: expand_groups(SH_I4, w, row, k0, k, out, stride); break;
+  case W_I4_F32: expand_groups(W_I4_F32, w, row, k0, k, out, stride); break;
   case SH_F8_E4M3: expand_groups(SH_F8_E4M3, w, row, k0, k, out, stride); break;
   default: expand_q6_k(p, k, out, stride); break;
   }

@@ -8,13 +8,19 @@
 #include "kernels/x86/vec.h"
 #ifdef __AVX2__
 
+/* SH_I4 with float32 scales, as a type of its own for the functions below: with the eleven or eight bits of an f16 or bf16 scale d, d q - d
+ * z is d (q - z) rounded once (or NaN, where d is infinite or near it), and with 24 bits it is not. */
+#define W_I4_F32 SH_DTYPE_COUNT
+
+SH_INLINE sh_dtype w_type(const sh_wview *w) { return w->type == SH_I4 && w->scale_type == SH_F32 ? W_I4_F32 : w->type; }
+
 /* How a type's rows are walked: blocks of 32 weights that hold their scale, blocks of 256 that hold several, groups with scales beside the
  * weights, or plain numbers. */
 SH_INLINE bool w_has_blocks(sh_dtype type) {
   return type == SH_Q8_0 || type == SH_Q4_0 || type == SH_Q4_1 || type == SH_Q5_0 || type == SH_Q5_1 || type == SH_IQ4_NL;
 }
 SH_INLINE bool w_is_k(sh_dtype type) { return type == SH_Q4_K || type == SH_Q5_K; }
-SH_INLINE bool w_has_groups(sh_dtype type) { return type == SH_I4 || type == SH_F8_E4M3; }
+SH_INLINE bool w_has_groups(sh_dtype type) { return type == SH_I4 || type == W_I4_F32 || type == SH_F8_E4M3; }
 
 /* Bytes of 32 weights; not for blocks of 256. */
 SH_INLINE size_t w_step(sh_dtype type) {
@@ -26,7 +32,8 @@ SH_INLINE size_t w_step(sh_dtype type) {
   case SH_Q5_0: return 22;
   case SH_Q5_1: return 24;
   case SH_IQ4_NL: return 18;
-  case SH_I4: return 16;
+  case SH_I4:
+  case W_I4_F32: return 16;
   case SH_F8_E4M3: return 32;
   default: return 64;
   }
@@ -49,8 +56,8 @@ SH_INLINE int32_t w_int32(const uint8_t *p) {
 
 /* What the four vectors of 32 weights share. */
 typedef struct w_block {
-  v8 d, m;   /* w = d q + m */
-  __m256i q; /* SH_I4: the zero point; Q5_0, Q5_1, Q5_K and IQ4_NL: the 32 integers, a byte each */
+  v8 d, m;   /* w = d q + m; W_I4_F32: w = d (q - m) */
+  __m256i q; /* Q5_0, Q5_1, Q5_K and IQ4_NL: the 32 integers, a byte each */
 } w_block;
 
 /* Sixteen bytes of nibbles as 32 bytes: low ones first. */
@@ -88,6 +95,12 @@ SH_INLINE w_block w_open(sh_dtype type, const uint8_t *p) {
   return b;
 }
 
+/* The eight nibbles of a word, in order. */
+SH_INLINE __m256i w_word(const uint8_t *p) {
+  __m256i q = _mm256_srlv_epi32(_mm256_set1_epi32(w_int32(p)), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+  return _mm256_and_si256(q, _mm256_set1_epi32(15));
+}
+
 /* Bytes 8 v.. of q, sign or zero extended. */
 SH_INLINE __m256i w_ints(__m256i q, int v, bool is_signed) {
   __m128i b = v < 2 ? _mm256_castsi256_si128(q) : _mm256_extracti128_si256(q, 1);
@@ -95,12 +108,16 @@ SH_INLINE __m256i w_ints(__m256i q, int v, bool is_signed) {
   return is_signed ? _mm256_cvtepi8_epi32(b) : _mm256_cvtepu8_epi32(b);
 }
 
-/* Eight e4m3 bytes, as value / 256 in float32, exact: sign, exponent and mantissa sit in f16's as they are, with a bias that is 8 less. The
- * byte without its sign is a NaN when it is 0x7f, and all ones makes one of f16. */
-SH_INLINE v8 w_f8(const uint8_t *p) {
+/* e4m3 bytes as value / 256 in f16, exact: sign, exponent and mantissa sit in f16's as they are, with a bias that is 8 less. A byte is a
+ * NaN when it is 0x7f without its sign, and all ones makes one of f16. (float32 bits would take fewer steps and make denormals of the
+ * smallest numbers, at which some machines stop for a hundred cycles.) */
+SH_INLINE __m128i w_f8_halves8(const uint8_t *p) {
   __m128i h = _mm_and_si128(_mm_slli_epi16(_mm_cvtepi8_epi16(w_bytes8(p)), 7), _mm_set1_epi16((short)0xbfff));
-  __m128i nan = _mm_cmpgt_epi16(_mm_slli_epi16(h, 1), _mm_set1_epi16(0x7e00));
-  return _mm256_cvtph_ps(_mm_or_si128(h, nan));
+  return _mm_or_si128(h, _mm_cmpgt_epi16(_mm_slli_epi16(h, 1), _mm_set1_epi16(0x7e00)));
+}
+SH_INLINE __m256i w_f8_halves16(const uint8_t *p) {
+  __m256i h = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(w_bytes16(p)), 7), _mm256_set1_epi16((short)0xbfff));
+  return _mm256_or_si256(h, _mm256_cmpgt_epi16(_mm256_slli_epi16(h, 1), _mm256_set1_epi16(0x7e00)));
 }
 
 /* Vector v (0..3) of the 32 weights at p. */
@@ -112,19 +129,28 @@ SH_INLINE v8 w_vec(sh_dtype type, const uint8_t *p, int v, w_block b) {
   case SH_Q8_0: return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(w_bytes8(p + 2 + 8 * v))), b.d);
   case SH_Q5_0:
   case SH_IQ4_NL: return _mm256_mul_ps(_mm256_cvtepi32_ps(w_ints(b.q, v, true)), b.d);
-  case SH_Q5_K:
   case SH_Q5_1: return v8_fma(_mm256_cvtepi32_ps(w_ints(b.q, v, false)), b.d, b.m);
-  case SH_F8_E4M3: return _mm256_mul_ps(w_f8(p + 8 * v), b.d);
-  case SH_I4: { /* eight nibbles of one word, in order */
-    __m256i q = _mm256_srlv_epi32(_mm256_set1_epi32(w_int32(p + 4 * v)), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
-    q = _mm256_sub_epi32(_mm256_and_si256(q, _mm256_set1_epi32(15)), b.q);
-    return _mm256_mul_ps(_mm256_cvtepi32_ps(q), b.d);
-  }
+  case SH_F8_E4M3: return _mm256_mul_ps(_mm256_cvtph_ps(w_f8_halves8(p + 8 * v)), b.d);
+  case SH_I4: return v8_fma(_mm256_cvtepi32_ps(w_word(p + 4 * v)), b.d, b.m);
+  case W_I4_F32: return _mm256_mul_ps(_mm256_sub_ps(_mm256_cvtepi32_ps(w_word(p + 4 * v)), b.m), b.d);
   default: break;
   }
   __m256i q = _mm256_cvtepu8_epi32(w_bytes8(p + (type == SH_Q4_0 ? 2 : 4) + 8 * (v & 1)));
   q = v < 2 ? _mm256_and_si256(q, _mm256_set1_epi32(15)) : _mm256_srli_epi32(q, 4);
   return v8_fma(_mm256_cvtepi32_ps(q), b.d, b.m);
+}
+
+/* All four. */
+SH_INLINE void w_vecs(sh_dtype type, const uint8_t *p, w_block b, v8 *out) {
+  if (type != SH_F8_E4M3) {
+    _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++) out[v] = w_vec(type, p, v, b);
+    return;
+  }
+  _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++) {
+    __m256i h = w_f8_halves16(p + 16 * i);
+    out[2 * i] = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(h)), b.d);
+    out[2 * i + 1] = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(h, 1)), b.d);
+  }
 }
 
 /* The first n < 8 weights at p, zeros after them: not for types with blocks, whose rows have whole ones. */
@@ -134,31 +160,49 @@ SH_INLINE v8 w_tail(sh_dtype type, const uint8_t *p, int n, w_block b) {
   return _mm256_and_ps(w_vec(type, pad, 0, b), _mm256_castsi256_ps(v8_mask(n))); /* SH_I4: nibbles of 0 are not zero */
 }
 
-/* --- Groups: the scale and zero point of SH_I4 and SH_F8_E4M3. */
+/* --- Groups: the scales and zero points of a row of SH_I4 or SH_F8_E4M3, some groups at a time. */
 
-typedef struct w_group {
-  float d;
-  int32_t zero;
-} w_group;
+enum { W_GROUPS = 32 };
 
-SH_INLINE w_group w_group_of(sh_dtype type, const sh_wview *w, int64_t row, int64_t i) {
-  w_group g = {.zero = 8};
-  const uint8_t *p = w->scales + (size_t)(type == SH_I4 ? row : row / w->scale_rows) * w->scale_row_bytes;
-  if (w->scale_type == SH_F32) {
-    memcpy(&g.d, p + 4 * i, 4);
-  } else {
-    uint16_t h;
-    memcpy(&h, p + 2 * i, 2);
-    uint32_t u = (uint32_t)h << 16;
-    if (w->scale_type == SH_BF16) memcpy(&g.d, &u, 4);
-    else g.d = _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
-  }
-  if (type == SH_F8_E4M3) g.d *= 256.0f; /* what w_f8 left out; exact, and so is the product's rounding, for scales under 2^119 */
-  if (type == SH_I4 && w->zeros) g.zero = w->zeros[(size_t)row * w->zero_row_bytes + (size_t)i];
-  return g;
+typedef struct w_groups {
+  const uint8_t *scales, *zeros; /* of the row; zeros NULL: 8 */
+  float d[W_GROUPS], m[W_GROUPS];
+} w_groups;
+
+SH_INLINE void w_groups_row(sh_dtype type, const sh_wview *w, int64_t row, w_groups *g) {
+  g->scales = w->scales + (size_t)(type == SH_F8_E4M3 ? row / w->scale_rows : row) * w->scale_row_bytes;
+  g->zeros = w->zeros ? w->zeros + (size_t)row * w->zero_row_bytes : NULL;
 }
 
-SH_INLINE w_block w_group_block(w_group g) { return (w_block){.d = v8_set(g.d), .m = v8_zero(), .q = _mm256_set1_epi32(g.zero)}; }
+SH_INLINE v8 w_scales8(sh_dtype scale_type, const uint8_t *p) {
+  return scale_type == SH_F32 ? v8_load_f32(p) : scale_type == SH_F16 ? v8_load_f16(p) : v8_load_bf16(p);
+}
+
+/* Fills d and m with groups i.. and on, at least to `stop`; the row has n. */
+SH_INLINE void w_groups_at(sh_dtype type, const sh_wview *w, w_groups *g, int64_t i, int64_t stop, int64_t n) {
+  const size_t size = w->scale_type == SH_F32 ? 4 : 2;
+  uint8_t pad[32];
+  uint64_t z8 = 0x0808080808080808;
+  for (int j = 0; j < W_GROUPS && i < stop; j += 8, i += 8) {
+    const uint8_t *p = g->scales + (size_t)i * size;
+    size_t left = n - i < 8 ? (size_t)(n - i) : 8;
+    if (left < 8) p = memcpy(pad, p, left * size);
+    v8 d = w_scales8(w->scale_type, p);
+    if (type == SH_F8_E4M3) { /* 256: what w_f8_halves left out; exact, and so is the product's rounding, for scales under 2^119 */
+      v8_store(g->d + j, _mm256_mul_ps(d, v8_set(256.0f)));
+      continue;
+    }
+    if (g->zeros && left < 8) memcpy(&z8, g->zeros + i, left);
+    else if (g->zeros) memcpy(&z8, g->zeros + i, 8);
+    v8 z = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)z8)));
+    v8_store(g->d + j, d);
+    v8_store(g->m + j, type == SH_I4 ? v8_neg(_mm256_mul_ps(d, z)) : z);
+  }
+}
+
+SH_INLINE w_block w_group_block(const w_groups *g, int i) {
+  return (w_block){.d = _mm256_broadcast_ss(&g->d[i]), .m = _mm256_broadcast_ss(&g->m[i]), .q = _mm256_setzero_si256()};
+}
 
 /* --- Blocks of 256. */
 
@@ -175,21 +219,22 @@ SH_INLINE void w_open_k(const uint8_t *p, w_block_k *b) {
   v8_store(b->m, v8_neg(_mm256_mul_ps(w_scale(p + 2), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)min))))));
 }
 
-/* Run r (0..7) of 32 weights of the block at p. */
-SH_INLINE w_block w_run_k(sh_dtype type, const uint8_t *p, const w_block_k *k, int r) {
+/* Run r (0..7) of 32 weights of the block at p. bytes: with the integers put together, as SH_Q5_K always has them. */
+SH_INLINE w_block w_run_k(sh_dtype type, const uint8_t *p, const w_block_k *k, int r, bool bytes) {
   w_block b = {.d = _mm256_broadcast_ss(&k->d[r]), .m = _mm256_broadcast_ss(&k->m[r]), .q = _mm256_setzero_si256()};
-  if (type == SH_Q5_K) {
-    __m256i q = w_bytes32(p + 48 + 32 * (r / 2)), h = w_bytes32(p + 16);
-    q = _mm256_and_si256(r & 1 ? _mm256_srli_epi16(q, 4) : q, _mm256_set1_epi8(15));
-    h = r < 4 ? _mm256_slli_epi16(h, 4 - r) : _mm256_srli_epi16(h, r - 4); /* bit r of each byte to bit 4 */
-    b.q = _mm256_or_si256(q, _mm256_and_si256(h, _mm256_set1_epi8(16)));
-  }
+  if (!bytes) return b;
+  __m256i q = w_bytes32(p + (type == SH_Q4_K ? 16 : 48) + 32 * (r / 2));
+  b.q = _mm256_and_si256(r & 1 ? _mm256_srli_epi16(q, 4) : q, _mm256_set1_epi8(15));
+  if (type == SH_Q4_K) return b;
+  __m256i h = w_bytes32(p + 16);
+  h = r < 4 ? _mm256_slli_epi16(h, 4 - r) : _mm256_srli_epi16(h, r - 4); /* bit r of each byte to bit 4 */
+  b.q = _mm256_or_si256(b.q, _mm256_and_si256(h, _mm256_set1_epi8(16)));
   return b;
 }
 
 /* Vector v (0..3) of run r. */
-SH_INLINE v8 w_vec_k(sh_dtype type, const uint8_t *p, int r, int v, w_block b) {
-  if (type == SH_Q5_K) return w_vec(type, p, v, b);
+SH_INLINE v8 w_vec_k(const uint8_t *p, int r, int v, w_block b, bool bytes) {
+  if (bytes) return v8_fma(_mm256_cvtepi32_ps(w_ints(b.q, v, false)), b.d, b.m);
   __m256i q = _mm256_cvtepu8_epi32(w_bytes8(p + 16 + 32 * (r / 2) + 8 * v));
   q = r & 1 ? _mm256_srli_epi32(q, 4) : _mm256_and_si256(q, _mm256_set1_epi32(15));
   return v8_fma(_mm256_cvtepi32_ps(q), b.d, b.m);

@@ -384,7 +384,7 @@ static void put_f8(qfile *f, const char *name, const char *scale, sh_dtype type,
   for (int i = 0; i < rows * cols; i++) w[i] = (uint8_t)(i * 7 % 127);
   for (int64_t i = 0; i < a * (b ? b : 1); i++) {
     float v = 1.0f / (float)(1 << i % 20);
-    uint16_t h = sh_f32_to_bf16(v);
+    uint32_t h = sh_f32_to_bf16(v);
     memcpy(s + i * sh_dtype_block_bytes(type), type == SH_F32 ? (void *)&v : (void *)&h, (size_t)sh_dtype_block_bytes(type));
   }
 }
