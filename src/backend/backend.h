@@ -109,6 +109,8 @@ typedef struct sh_backend_ops {
   /* Borrows v->data (and v->name) until weight_free. Unsupported format: SH_ERR_UNSUPPORTED naming it. */
   int (*weight_bind)(sh_backend *be, const sh_wview *v, sh_weight **out, sh_error *e);
   void (*weight_free)(sh_backend *be, sh_weight *w);
+  /* For reports: the kernels that will multiply with v, "AVX2+FMA: dot to 7 rows, then gemm". Returns buf. */
+  const char *(*weight_kernel)(sh_backend *be, const sh_wview *v, char *buf, size_t size);
 
   int (*cache_new)(sh_backend *be, const sh_cache_spec *spec, sh_cache **out,
                    sh_error *e); /* memory is committed lazily where the system can */

@@ -19,6 +19,7 @@ enum { SH_EXIT_OK = 0, SH_EXIT_FAILURE = 1, SH_EXIT_USAGE = 2 };
 int sh_cmd_serve(int argc, char **argv);
 int sh_cmd_run(int argc, char **argv);
 int sh_cmd_pull(int argc, char **argv);
+int sh_cmd_inspect(int argc, char **argv);
 int sh_cmd_tokenize(int argc, char **argv);
 int sh_cmd_detokenize(int argc, char **argv);
 int sh_cmd_render(int argc, char **argv);

@@ -6,6 +6,7 @@
 #include "cli/generate.h"
 #include "cli/logits.h"
 #include "cli/run.h"
+#include "ops/inspect.h"
 #include "ops/pull.h"
 #include "server/options.h"
 #include <string.h>
@@ -20,10 +21,16 @@ static void pull_options(const sh_opt **table, const void **defaults) {
   *defaults = &sh_pull_option_defaults;
 }
 
+static void inspect_options(const sh_opt **table, const void **defaults) {
+  *table = sh_inspect_option_table;
+  *defaults = &sh_inspect_option_defaults;
+}
+
 const sh_cli_command sh_cli_commands[] = {
     {"serve", "MODEL [options]", sh_cmd_serve, "serve a model over HTTP, in OpenAI's API", serve_options},
     {"run", "MODEL [options]", sh_cmd_run, "chat with a model in the terminal", sh_cmd_run_options},
     {"pull", "OWNER/NAME [options]", sh_cmd_pull, "download a model from a hub", pull_options},
+    {"inspect", "MODEL [options]", sh_cmd_inspect, "check a model before serving: what it is, what is wrong, what fits", inspect_options},
     {"tokenize", "MODEL", sh_cmd_tokenize, "JSON lines {\"text\"} to {\"ids\"}", NULL},
     {"detokenize", "MODEL", sh_cmd_detokenize, "JSON lines {\"ids\", \"skip_special\"?} to {\"text\"}", NULL},
     {"render", "MODEL | --template FILE", sh_cmd_render, "JSON lines {\"messages\", ...} to the chat template's {\"text\"}", NULL},

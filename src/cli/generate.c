@@ -21,7 +21,7 @@
 enum { WINDOW = 256, MAX_LINE = 1 << 30, MAX_ANSWER = 1 << 30, READ_BYTES = 64 << 10 };
 
 typedef struct options {
-  const char *dtype, *quantization, *cpu, *generation_config, *log_level;
+  const char *dtype, *quantization, *cache_dir, *cpu, *generation_config, *log_level;
   int64_t max_model_len, max_num_seqs, max_num_batched_tokens, block_size, threads, memory_limit, seed, step_ms;
   double memory_utilization;
   bool exact;
@@ -50,6 +50,8 @@ static const sh_opt TABLE[] = {
      "What the weights are expected to be; they are used as stored and computed on in float32."},
     {"quantization", "q", SH_OPT_STR, AT(quantization), 0, 0, NULL, "SHENG_QUANTIZATION", "Compute", "METHOD",
      "Refuse a checkpoint that is not quantized by this method."},
+    {"cache-dir", NULL, SH_OPT_STR, AT(cache_dir), 0, 0, NULL, "SHENG_CACHE_DIR", "Compute", "FOLDER",
+     "Where repacked 4-bit weights are kept for the next start; default: .sheng-cache in the model's folder. Empty: in memory."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, "SHENG_EXACT", "Compute", NULL, "float32 everywhere: the reference numbers."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, "SHENG_THREADS", "Compute", "N",
      "Threads that compute; 0 is one per usable core."},
@@ -383,6 +385,7 @@ static int generate(const char *model, const options *o, sh_error *e) {
       .memory_limit = o->memory_limit,
       .dtype = o->dtype,
       .quantization = o->quantization,
+      .cache_dir = o->cache_dir,
       .exact = o->exact,
       .threads = o->threads,
       .cpu = o->cpu,

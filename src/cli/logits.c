@@ -21,7 +21,7 @@ enum { MAX_CHUNK = 65536, PAGE_SIZE = 16 };
 static const size_t MAX_IDS_FILE = 64u << 20; /* bytes: some five million ids */
 
 typedef struct logits_opts {
-  const char *ids, *out, *cpu;
+  const char *ids, *out, *cpu, *cache_dir;
   bool all, exact;
   int64_t chunk, threads;
 } logits_opts;
@@ -39,6 +39,8 @@ static const sh_opt TABLE[] = {
     {"chunk", NULL, SH_OPT_INT, AT(chunk), 1, MAX_CHUNK, NULL, NULL, "Computation", "N", "Tokens of one step."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, NULL, "Computation", "N", "Threads; 0 is every usable core."},
     {"cpu", NULL, SH_OPT_ENUM, AT(cpu), 0, 0, "native|avx2|baseline", NULL, "Computation", "LEVEL", "Instruction sets to use."},
+    {"cache-dir", NULL, SH_OPT_STR, AT(cache_dir), 0, 0, NULL, "SHENG_CACHE_DIR", "Computation", "FOLDER",
+     "Where repacked 4-bit weights are kept for the next start; default: .sheng-cache in the model's folder. Empty: in memory."},
     {0},
 };
 #undef AT
@@ -178,7 +180,8 @@ static int logits(const char *path, logits_opts *o, sh_error *e) {
   int rc = read_ids(o->ids, &ids, &n, e);
   if (rc == 0) rc = sh_ckpt_open(&ckpt, path, 0, e);
   if (rc == 0) rc = sh_backend_cpu_new(&be, &bo, e);
-  if (rc == 0) rc = sh_model_open(&m, ckpt, be, e);
+  const sh_repack_opts repack = {.cache_dir = o->cache_dir, .threads = (int)o->threads};
+  if (rc == 0) rc = sh_model_open(&m, ckpt, be, &repack, e);
   if (rc == 0) rc = check_ids(sh_model_config(m), o->ids, ids, n, e);
   if (rc == 0) rc = run(m, o, ids, n, e);
   sh_model_free(m);

@@ -20,7 +20,7 @@
 enum { MAX_MESSAGE = 64 << 20, TURN_ARENA = 512 << 20, WAIT_MS = 50 };
 
 typedef struct run_options {
-  const char *system, *chat_template, *kwargs, *dtype, *cpu, *generation_config;
+  const char *system, *chat_template, *kwargs, *dtype, *cpu, *generation_config, *cache_dir;
   int64_t max_tokens, max_model_len, threads, memory_limit, seed;
   double temperature, top_p, memory_utilization;
   bool exact;
@@ -48,6 +48,8 @@ static const sh_opt table[] = {
      "Count this much as the machine's memory; 0 asks the system."},
     {"dtype", NULL, SH_OPT_ENUM, AT(dtype), 0, 0, "auto|bfloat16|float16|float32", "SHENG_DTYPE", "Model", NULL,
      "What the weights are expected to be."},
+    {"cache-dir", NULL, SH_OPT_STR, AT(cache_dir), 0, 0, NULL, "SHENG_CACHE_DIR", "Model", "FOLDER",
+     "Where repacked 4-bit weights are kept for the next start; default: .sheng-cache in the model's folder. Empty: in memory."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, "SHENG_EXACT", "Model", NULL, "float32 everywhere: the reference numbers."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, "SHENG_THREADS", "Model", "N",
      "Threads that compute; 0 is one per usable core."},
@@ -405,6 +407,7 @@ static int session_open(session *s, const run_options *o, const char *model, con
       .exact = o->exact,
       .threads = o->threads,
       .cpu = o->cpu,
+      .cache_dir = o->cache_dir,
       .chat_template = template,
   };
   sh_buf_init(&s->line, MAX_MESSAGE);

@@ -137,7 +137,8 @@ static int open_parts(sh_engine *g, sh_error *e) {
   if ((rc = sh_genconf_check_quantization(g->ckpt, o->quantization, e))) return rc;
   sh_backend_opts bo = {.threads = (int)o->threads, .cpu = o->cpu};
   if ((rc = sh_backend_cpu_new(&g->backend, &bo, e))) return rc;
-  if ((rc = sh_model_open(&g->model, g->ckpt, g->backend, e))) return rc;
+  const sh_repack_opts repack = {.cache_dir = o->cache_dir, .threads = (int)o->threads};
+  if ((rc = sh_model_open(&g->model, g->ckpt, g->backend, &repack, e))) return rc;
   if ((rc = sh_tok_open(&g->tok, g->ckpt, e))) return rc;
   if ((rc = open_chat(g, e))) return rc;
   if ((rc = sh_genconf_load(g->ckpt, g->arena, &g->gen, e))) return rc;

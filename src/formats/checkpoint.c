@@ -382,3 +382,24 @@ int sh_ckpt_index(const sh_ckpt *c, const char *name) { return sh_nameindex_find
 const sh_ftensor *sh_ckpt_find(const sh_ckpt *c, const char *name) { return sh_ckpt_at(c, sh_ckpt_index(c, name)); }
 
 size_t sh_ckpt_bytes(const sh_ckpt *c) { return c->bytes; }
+
+bool sh_ckpt_file_at(const sh_ckpt *c, int i, sh_ckpt_file *out) {
+  if (i < 0 || i >= c->n_shards) return false;
+  out->name = c->shard_names[i];
+  out->head = sh_st_header(c->shards[i], &out->head_bytes);
+  out->bytes = sh_st_bytes(c->shards[i]);
+  return true;
+}
+
+static const char *shape_text(const int64_t *dims, int n, char buf[160]) {
+  int at = snprintf(buf, 160, "[");
+  for (int i = 0; i < n; i++) at += snprintf(buf + at, (size_t)(160 - at), "%s%lld", i ? ", " : "", (long long)dims[i]);
+  snprintf(buf + at, (size_t)(160 - at), "]");
+  return buf;
+}
+
+int sh_ckpt_fail_shape(const sh_ckpt *c, const sh_ftensor *t, const int64_t *want, int n, sh_error *e) {
+  char a[160], f[160];
+  return sh_fail(e, SH_ERR_FORMAT, "%s: tensor %s: shape %s is wanted, %s is found", c->path, t->name, shape_text(want, n, a),
+                 shape_text(t->dims, t->n_dims, f));
+}

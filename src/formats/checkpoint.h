@@ -35,5 +35,16 @@ const sh_ftensor *sh_ckpt_at(const sh_ckpt *c, int i);              /* in a stab
 const sh_ftensor *sh_ckpt_find(const sh_ckpt *c, const char *name); /* O(1); NULL when absent */
 int sh_ckpt_index(const sh_ckpt *c, const char *name);              /* its number for sh_ckpt_at; -1 when absent */
 size_t sh_ckpt_bytes(const sh_ckpt *c);                             /* bytes of all tensors */
+/* Refuses a tensor (SH_ERR_FORMAT): "PATH: tensor NAME: shape [..] is wanted, [..] is found". */
+int sh_ckpt_fail_shape(const sh_ckpt *c, const sh_ftensor *t, const int64_t *want, int n, sh_error *e);
+
+/* The files of a folder's weights, in a stable order. */
+typedef struct sh_ckpt_file {
+  const char *name;    /* in the folder; borrowed */
+  const uint8_t *head; /* what stands before the data; borrowed from the map */
+  size_t head_bytes;
+  size_t bytes; /* of the file when it was mapped */
+} sh_ckpt_file;
+bool sh_ckpt_file_at(const sh_ckpt *c, int i, sh_ckpt_file *out); /* false: there is no file i (a GGUF: none at all) */
 
 #endif

@@ -25,6 +25,7 @@ struct sh_st {
   sh_ftensor *tensors; /* [count], file order of the header */
   int count;
   sh_nameindex index;
+  size_t header_end; /* where the data begins */
 };
 
 /* Element types with a size in bits; 0 ends. Those without a sh_dtype are known by name and size only. */
@@ -43,7 +44,7 @@ static const struct {
     {"U8", 8, SH_U8},
     {"BOOL", 8, SH_BOOL},
     {"F64", 64, SH_F64},
-    {"F8_E4M3", 8, SH_OTHER},
+    {"F8_E4M3", 8, SH_F8_E4M3},
     {"F8_E5M2", 8, SH_OTHER},
     {"F8_E8M0", 8, SH_OTHER},
     {"F8_E4M3FNUZ", 8, SH_OTHER},
@@ -197,7 +198,8 @@ static int read_header(sh_st *s, sh_arena *scratch, sh_error *e) {
     rc = add_tensor(s, m, 8 + (size_t)n, e);
     if (rc) return rc;
   }
-  return check_cover(s, 8 + (size_t)n, e);
+  s->header_end = 8 + (size_t)n;
+  return check_cover(s, s->header_end, e);
 }
 
 int sh_st_open(sh_st **out, const char *path, sh_error *e) {
@@ -237,6 +239,13 @@ void sh_st_close(sh_st *s) {
 }
 
 int sh_st_count(const sh_st *s) { return s->count; }
+
+const uint8_t *sh_st_header(const sh_st *s, size_t *len) {
+  *len = s->header_end;
+  return s->map.p;
+}
+
+size_t sh_st_bytes(const sh_st *s) { return s->map.len; }
 
 const sh_ftensor *sh_st_at(const sh_st *s, int i) { return i >= 0 && i < s->count ? &s->tensors[i] : NULL; }
 

@@ -13,6 +13,8 @@ void sh_st_close(sh_st *s);
 int sh_st_count(const sh_st *s);
 const sh_ftensor *sh_st_at(const sh_st *s, int i); /* in file order of the header */
 const sh_ftensor *sh_st_find(const sh_st *s, const char *name);
+const uint8_t *sh_st_header(const sh_st *s, size_t *len); /* the bytes before the data, borrowed from the map */
+size_t sh_st_bytes(const sh_st *s);                       /* of the whole file */
 
 /* Writes tensors (name, type, dims, data, bytes filled in) to a new file, atomically by rename; data 8-byte aligned. */
 int sh_st_write(const char *path, const sh_ftensor *t, int n, sh_error *e);

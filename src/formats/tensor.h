@@ -10,10 +10,17 @@ typedef enum sh_dtype {
   SH_F32,
   SH_F16,
   SH_BF16,
-  SH_Q8_0, /* GGUF: 32 weights, f16 d, 32 x i8;            34 B: w = d q */
-  SH_Q4_0, /* GGUF: 32 weights, f16 d, 16 B of nibbles;    18 B: w = d (q - 8); low nibbles are weights 0..15 */
-  SH_Q4_1, /* GGUF: 32 weights, f16 d, f16 m, 16 B;        20 B: w = d q + m */
-  SH_Q6_K, /* GGUF: 256 weights, 210 B */
+  SH_Q8_0,   /* GGUF: 32 weights, f16 d, 32 x i8;            34 B: w = d q */
+  SH_Q4_0,   /* GGUF: 32 weights, f16 d, 16 B of nibbles;    18 B: w = d (q - 8); low nibbles are weights 0..15 */
+  SH_Q4_1,   /* GGUF: 32 weights, f16 d, f16 m, 16 B;        20 B: w = d q + m */
+  SH_Q6_K,   /* GGUF: 256 weights, 210 B */
+  SH_Q5_0,   /* GGUF: 32 weights, 22 B */
+  SH_Q5_1,   /* GGUF: 32 weights, 24 B */
+  SH_Q4_K,   /* GGUF: 256 weights, 144 B */
+  SH_Q5_K,   /* GGUF: 256 weights, 176 B */
+  SH_IQ4_NL, /* GGUF: 32 weights, 18 B: f16 d, nibbles index a table of sixteen values */
+  SH_I4,     /* HF quantized layouts: nibbles along a row (even column low), scales and zero points beside them (sh_wview): w = s (q - z) */
+  SH_F8_E4M3, /* a byte each, block scales beside them: w = s q */
   SH_I64,
   SH_I32,
   SH_I16,
@@ -26,7 +33,7 @@ typedef enum sh_dtype {
 } sh_dtype;
 
 const char *sh_dtype_name(sh_dtype t);
-int sh_dtype_block(sh_dtype t);       /* weights per block (1, 32, 256); 0 for SH_OTHER */
+int sh_dtype_block(sh_dtype t);       /* weights per block (1, 2, 32, 256); 0 for SH_OTHER */
 int sh_dtype_block_bytes(sh_dtype t); /* bytes per block; 0 for SH_OTHER */
 
 enum { SH_MAX_DIMS = 6 };
@@ -50,6 +57,15 @@ typedef struct sh_wview {
   const uint8_t *data; /* row r starts at data + r * row_bytes; any alignment */
   size_t row_bytes;
   const char *name; /* for messages; borrowed */
+  /* SH_I4 and SH_F8_E4M3 only; zero otherwise. The scale of weight (r, c) is element c / group of the scale row r / scale_rows. */
+  int group;             /* columns per scale: divides cols for SH_I4; the last block of SH_F8_E4M3 may be short */
+  int scale_rows;        /* rows that share a scale row: 1 for SH_I4, the block's height for SH_F8_E4M3 */
+  sh_dtype scale_type;   /* SH_F32, SH_F16 or SH_BF16 */
+  const uint8_t *scales; /* scale row i starts at scales + i * scale_row_bytes */
+  size_t scale_row_bytes;
+  const uint8_t *zeros; /* SH_I4: one byte 0..16 per group, row r at zeros + r * zero_row_bytes; NULL: 8 everywhere */
+  size_t zero_row_bytes;
+  const int32_t *perm; /* [cols] or NULL: stored column c multiplies input perm[c] (GPTQ act-order) */
 } sh_wview;
 
 int64_t sh_ftensor_count(const sh_ftensor *t); /* elements */

@@ -28,11 +28,9 @@ enum {
  *   v = sum over k of w[r][k] x[t][k], plus bias[r] if there is one;
  *   y[t][r] = scale ? fma(scale[t], v, y[t][r]) : add ? y[t][r] + v : v. */
 typedef struct sh_mm {
-  sh_dtype type;
-  const uint8_t *w; /* row r at w + r * row_bytes; any alignment */
-  size_t row_bytes;
+  const sh_wview *w; /* as weight_bind checked it; k = w->cols. Its perm is not looked at: x comes in the order of the stored columns */
+  int64_t r0;        /* weight row 0 is row r0 of w */
   int n_rows;
-  int64_t k; /* inputs; a multiple of the type's block */
   int n_tok;
   const float *const *x; /* dot: [n_tok] rows of k floats */
   const float *packed;   /* gemm: what pack made of the n_tok rows */
@@ -75,8 +73,9 @@ typedef struct sh_gdn_scan {
   int64_t o_stride;
 } sh_gdn_scan;
 
-/* Weights [k0, k0 + n) of a row as float32; k0 and n multiples of the block. The values that every product uses. */
-typedef void sh_k_dequant(sh_dtype type, const uint8_t *row, int64_t k0, int64_t n, float *y);
+/* Weights of stored columns [k0, k0 + n) of a row as float32; k0 a multiple of the block (SH_I4, SH_F8_E4M3: of 8), n too or up to the end
+ * of the row. The values that every product uses. */
+typedef void sh_k_dequant(const sh_wview *w, int64_t row, int64_t k0, int64_t n, float *y);
 typedef void sh_k_dot(const sh_mm *a);
 typedef int sh_k_dot_tokens(sh_dtype type); /* up to this many rows dot is the faster one */
 typedef void sh_k_gemm(const sh_mm *a);

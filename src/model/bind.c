@@ -110,9 +110,6 @@ static int bind_linear(sh_model *m, const sh_w_layer *w, sh_layer *l, sh_error *
 static int bind_moe(sh_model *m, const sh_w_moe *w, sh_layer *l, sh_error *e) {
   const sh_config *c = &m->cfg;
   int n = c->n_experts;
-  if (!c->norm_topk_prob)
-    return sh_fail(e, SH_ERR_UNSUPPORTED,
-                   "norm_topk_prob is false: experts whose weights are not renormalised are not done by this program");
   l->experts = sh_calloc((size_t)n * 3, sizeof *l->experts);
   if (!l->experts) return sh_fail(e, SH_ERR_NOMEM, "no memory for a table of %d experts", n);
   sh_weight *router = NULL, *gate = NULL, *up = NULL, *down = NULL, *sw = NULL;
@@ -158,11 +155,18 @@ static int bind_layer(sh_model *m, const sh_w_layer *w, sh_layer *l, sh_error *e
   return rc;
 }
 
+int sh_model_config_check(const sh_config *c, sh_error *e) {
+  if (!c->n_experts || c->norm_topk_prob) return 0;
+  return sh_fail(e, SH_ERR_UNSUPPORTED, "norm_topk_prob is false: experts whose weights are not renormalised are not done by this program");
+}
+
 int sh_model_bind(sh_model *m, sh_error *e) {
   const sh_weights *w = &m->w;
+  int rc = sh_model_config_check(&m->cfg, e);
+  if (rc < 0) return rc;
   m->layers = sh_calloc((size_t)m->cfg.n_layers, sizeof *m->layers);
   if (!m->layers) return sh_fail(e, SH_ERR_NOMEM, "no memory for a table of %d layers", m->cfg.n_layers);
-  int rc = add_matrix(m, &w->embed, &m->embed, e);
+  rc = add_matrix(m, &w->embed, &m->embed, e);
   int n_linear = 0, n_full = 0;
   for (int i = 0; rc == 0 && i < m->cfg.n_layers; i++) {
     sh_layer *l = &m->layers[i];

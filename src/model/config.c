@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "formats/quant.h"
 #include "model/config_internal.h"
 #include "model/rope.h"
 
@@ -73,18 +74,11 @@ static void want_false(reader *r, const char *key) {
 
 /* --- What must not be there */
 
-static void refuse_quantized(reader *r) {
-  static const char *const KEYS[] = {"quantization_config", "compression_config", NULL};
-  const sh_json *at[] = {r->top, r->text};
-  for (int i = 0; i < 2 && !r->rc; i++) {
-    for (int k = 0; KEYS[k] && !r->rc; k++) {
-      const sh_json *v = present(at[i], KEYS[k]), *m = sh_json_get(v, "quant_method");
-      if (v)
-        r->rc = sh_fail(r->e, SH_ERR_UNSUPPORTED,
-                        "%s: the quantization method %.100s is not supported; bf16, f16 and f32 folders and GGUF files are", KEYS[k],
-                        sh_json_is(m, SH_JSON_STRING) ? m->s : "without a quant_method");
-    }
-  }
+/* Which tensors are quantized is the business of weights.c; whether the method is one that is read is told here, before anything is mapped.
+ */
+static void check_quantization(reader *r) {
+  sh_quant q;
+  if (!r->rc) r->rc = sh_quant_parse(&q, r->top, r->e);
 }
 
 static void refuse_unknown_math(reader *r) {
@@ -342,7 +336,7 @@ int sh_config_from_json(sh_config *c, const sh_json *root, sh_error *e) {
   reader r = {root, text ? text : root, e, 0};
   if (!sh_json_is(root, SH_JSON_OBJECT) || !sh_json_is(r.text, SH_JSON_OBJECT)) return sh_fail(e, SH_ERR_FORMAT, "an object is wanted");
   read_arch(&r, c);
-  if (!r.rc) refuse_quantized(&r);
+  if (!r.rc) check_quantization(&r);
   if (!r.rc) refuse_unknown_math(&r);
   if (r.rc) return r.rc;
   if (c->arch == SH_ARCH_LLAMA) read_llama(&r, c);
@@ -384,8 +378,12 @@ int sh_config_check(sh_config *c, sh_error *e) {
 
 /* Where the two places contradict each other about tying, the file itself decides. */
 static void settle_tied(sh_config *c, const sh_json *root, const sh_ckpt *ck) {
+  static const char *const HEADS[] = {"lm_head.weight", "lm_head.qweight", "lm_head.weight_packed"};
   const sh_json *top = sh_json_get(root, "tie_word_embeddings"), *text = sh_json_path(root, "text_config.tie_word_embeddings");
-  if (sh_json_is(top, SH_JSON_BOOL) && sh_json_is(text, SH_JSON_BOOL) && top->b != text->b) c->tied = !sh_ckpt_find(ck, "lm_head.weight");
+  if (sh_json_is(top, SH_JSON_BOOL) && sh_json_is(text, SH_JSON_BOOL) && top->b != text->b) {
+    c->tied = true;
+    for (int i = 0; i < 3; i++) c->tied = c->tied && !sh_ckpt_find(ck, HEADS[i]);
+  }
 }
 
 int sh_config_load(sh_config *c, const sh_ckpt *ck, sh_error *e) {

@@ -25,7 +25,7 @@ static void describe(sh_model *m) {
            sh_weights_dtypes(&m->w, types, sizeof types));
 }
 
-int sh_model_open(sh_model **out, const sh_ckpt *ckpt, sh_backend *be, sh_error *e) {
+int sh_model_open(sh_model **out, const sh_ckpt *ckpt, sh_backend *be, const sh_repack_opts *o, sh_error *e) {
   *out = NULL;
   sh_model *m = sh_calloc(1, sizeof *m);
   if (!m) return sh_fail(e, SH_ERR_NOMEM, "no memory to open a model");
@@ -33,7 +33,7 @@ int sh_model_open(sh_model **out, const sh_ckpt *ckpt, sh_backend *be, sh_error 
   int rc = sh_config_load(&m->cfg, ckpt, e);
   if (rc < 0) goto fail;
   m->layer = m->cfg.arch == SH_ARCH_LLAMA ? sh_llama_layer : sh_qwen35_layer;
-  rc = sh_weights_bind(&m->w, &m->cfg, ckpt, e);
+  rc = sh_weights_bind(&m->w, &m->cfg, ckpt, o, e);
   if (rc < 0) goto fail;
   rc = sh_model_bind(m, e);
   if (rc < 0) goto fail;
@@ -85,15 +85,18 @@ static sh_cache_spec cache_spec(const sh_config *c, int page_size, int n_pages, 
   };
 }
 
-size_t sh_model_kv_bytes_per_token(const sh_model *m, sh_kv_type t) {
-  sh_cache_spec s = cache_spec(&m->cfg, 1, 1, 1, t);
+size_t sh_model_config_kv_bytes_per_token(const sh_config *c, sh_kv_type t) {
+  sh_cache_spec s = cache_spec(c, 1, 1, 1, t);
   return sh_cache_page_bytes(&s);
 }
 
-size_t sh_model_state_bytes(const sh_model *m) {
-  sh_cache_spec s = cache_spec(&m->cfg, 1, 1, 1, SH_KV_F32);
+size_t sh_model_config_state_bytes(const sh_config *c) {
+  sh_cache_spec s = cache_spec(c, 1, 1, 1, SH_KV_F32);
   return sh_cache_slot_bytes(&s);
 }
+
+size_t sh_model_kv_bytes_per_token(const sh_model *m, sh_kv_type t) { return sh_model_config_kv_bytes_per_token(&m->cfg, t); }
+size_t sh_model_state_bytes(const sh_model *m) { return sh_model_config_state_bytes(&m->cfg); }
 
 /* The scratch tensors as a table, so that taking them and adding up their size cannot disagree. */
 typedef struct scratch_row {
@@ -134,12 +137,16 @@ static int scratch_table(const sh_config *c, scratch_row t[SCRATCH_ROWS]) {
 
 static int head_rows(int max_out) { return max_out < HEAD_ROWS ? max_out : HEAD_ROWS; }
 
-size_t sh_model_scratch_bytes(const sh_model *m, int max_tokens, int max_out) {
+size_t sh_model_config_scratch_bytes(const sh_config *c, int max_tokens, int max_out) {
   scratch_row t[SCRATCH_ROWS];
-  int n = scratch_table(&m->cfg, t);
+  int n = scratch_table(c, t);
   size_t bytes = 0;
   for (int i = 0; i < n; i++) bytes += (size_t)t[i].cols * (size_t)(t[i].head ? head_rows(max_out) : max_tokens) * sizeof(float);
   return bytes;
+}
+
+size_t sh_model_scratch_bytes(const sh_model *m, int max_tokens, int max_out) {
+  return sh_model_config_scratch_bytes(&m->cfg, max_tokens, max_out);
 }
 
 static int take_scratch(sh_model *m, sh_error *e) {

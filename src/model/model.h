@@ -6,13 +6,14 @@
 
 #include "backend/backend.h"
 #include "formats/checkpoint.h"
+#include "formats/repack.h"
 #include "model/config.h"
 
 typedef struct sh_model sh_model;
 
-/* Reads the config and binds the weights (no copy; `ckpt` and `be` are borrowed and must outlive the model). Caller frees with
- * sh_model_free. */
-int sh_model_open(sh_model **out, const sh_ckpt *ckpt, sh_backend *be, sh_error *e);
+/* Reads the config and binds the weights (no copy, but of what is repacked: `o` says where to, NULL: the defaults). `ckpt` and `be`
+ * are borrowed and must outlive the model. Caller frees with sh_model_free. */
+int sh_model_open(sh_model **out, const sh_ckpt *ckpt, sh_backend *be, const sh_repack_opts *o, sh_error *e);
 void sh_model_free(sh_model *m);
 
 const sh_config *sh_model_config(const sh_model *m);
@@ -22,6 +23,12 @@ const char *sh_model_describe(const sh_model *m); /* "qwen3_5, 24 layers (18 lin
 size_t sh_model_kv_bytes_per_token(const sh_model *m, sh_kv_type t);
 size_t sh_model_state_bytes(const sh_model *m);
 size_t sh_model_scratch_bytes(const sh_model *m, int max_tokens, int max_out);
+
+/* The same from a config alone, and what a config may say that no pass computes (SH_ERR_UNSUPPORTED). */
+size_t sh_model_config_kv_bytes_per_token(const sh_config *c, sh_kv_type t);
+size_t sh_model_config_state_bytes(const sh_config *c);
+size_t sh_model_config_scratch_bytes(const sh_config *c, int max_tokens, int max_out);
+int sh_model_config_check(const sh_config *c, sh_error *e);
 
 /* Takes the caches and the scratch, once, before the first forward. */
 typedef struct sh_model_sizes {

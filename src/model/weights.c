@@ -3,8 +3,8 @@
  * Runs once at load, on one thread; what it makes is immutable. Every tensor is asked for by its Hugging Face and its GGUF name side by
  * side, with the shape the config demands, so that one list of calls is the whole knowledge of layouts. Matrices stay in the map: a bound
  * model of 20 GB costs a few MB here. Small vectors are converted to float32 in the form that is computed with, because files differ (1 + w
- * stored or not, A_log or -exp(A_log)) and kernels must not. Repacking matrices here was refused: that belongs to the backend, which knows
- * its kernels. */
+ * stored or not, A_log or -exp(A_log)) and kernels must not. Quantized modules are asked for by the same calls: a matrix that is stored
+ * packed becomes a view of formats/repack.h, whatever its neighbours are, and the repacking runs once at the end, when all are known. */
 #include "model/weights.h"
 
 #include <math.h>
@@ -30,8 +30,32 @@ typedef struct binder {
   char name[192];   /* last name that was asked for */
   uint8_t *used;    /* [count of tensors] */
   bool in_mtp;
-  int rc; /* first error; later steps do nothing */
+  sh_quant quant;
+  const sh_w_audit *audit; /* NULL: the first error ends the binding */
+  int rc;                  /* first error; later steps do nothing */
 } binder;
+
+/* The end of a step: an audit notes the error and goes on. */
+static void settle(binder *b) {
+  if (!b->audit || !b->rc || b->rc == SH_ERR_NOMEM) return;
+  b->audit->problem(b->audit->ctx, b->rc, b->e->text);
+  b->rc = 0;
+}
+
+static size_t module_bytes(const sh_qmodule *m) {
+  const sh_ftensor *const parts[] = {m->weight, m->scales, m->zeros, m->order, m->shape};
+  size_t bytes = 0;
+  for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) bytes += parts[i] ? parts[i]->bytes : 0;
+  return bytes;
+}
+
+/* b->name was found, as one of the two. */
+static void tell(binder *b, const sh_ftensor *t, const sh_qmodule *m, const sh_wview *view) {
+  if (!b->audit || b->rc) return;
+  sh_w_found f = {
+      .name = b->name, .tensor = m ? m->weight : t, .module = m, .view = view, .bytes = m ? module_bytes(m) : t->bytes, .mtp = b->in_mtp};
+  b->audit->found(b->audit->ctx, &f);
+}
 
 /* --- Finding and checking */
 
@@ -41,34 +65,24 @@ static const char *spell(binder *b, const char *scope, const char *hf, const cha
   return b->name;
 }
 
-static const sh_ftensor *take(binder *b, const char *name, bool needed) {
+/* Counts a tensor as used. NULL is none. */
+static void mark(binder *b, const sh_ftensor *t) {
+  int i = t ? sh_ckpt_index(b->ck, t->name) : -1;
+  if (i < 0 || b->used[i]) return;
+  b->used[i] = 1;
+  b->w->bytes += t->bytes;
+  if (b->in_mtp) b->w->mtp_bytes += t->bytes;
+}
+
+static const sh_ftensor *take(binder *b, const char *name) {
   if (b->rc) return NULL;
-  int i = sh_ckpt_index(b->ck, name);
-  if (i < 0) {
-    if (needed) b->rc = sh_fail(b->e, SH_ERR_FORMAT, "%s: tensor %s is missing", sh_ckpt_path(b->ck), name);
-    return NULL;
-  }
-  const sh_ftensor *t = sh_ckpt_at(b->ck, i);
-  if (!b->used[i]) {
-    b->used[i] = 1;
-    b->w->bytes += t->bytes;
-    if (b->in_mtp) b->w->mtp_bytes += t->bytes;
-  }
+  const sh_ftensor *t = sh_ckpt_find(b->ck, name);
+  if (!t) b->rc = sh_fail(b->e, SH_ERR_FORMAT, "%s: tensor %s is missing", sh_ckpt_path(b->ck), name);
+  mark(b, t);
   return t;
 }
 
-static const char *shape_text(const int64_t *dims, int n, char buf[160]) {
-  int at = snprintf(buf, 160, "[");
-  for (int i = 0; i < n; i++) at += snprintf(buf + at, (size_t)(160 - at), "%s%lld", i ? ", " : "", (long long)dims[i]);
-  snprintf(buf + at, (size_t)(160 - at), "]");
-  return buf;
-}
-
-static void fail_shape(binder *b, const sh_ftensor *t, const int64_t *want, int n) {
-  char a[160], f[160];
-  b->rc = sh_fail(b->e, SH_ERR_FORMAT, "%s: tensor %s: shape %s is wanted, %s is found", sh_ckpt_path(b->ck), t->name,
-                  shape_text(want, n, a), shape_text(t->dims, t->n_dims, f));
-}
+static void fail_shape(binder *b, const sh_ftensor *t, const int64_t *want, int n) { b->rc = sh_ckpt_fail_shape(b->ck, t, want, n, b->e); }
 
 /* Shapes are compared without dimensions of 1: files write [H], [1, H], [C, 1, K] and [C, K] for the same thing. */
 static bool same_shape(const sh_ftensor *t, const int64_t *want, int n) {
@@ -83,12 +97,13 @@ static bool same_shape(const sh_ftensor *t, const int64_t *want, int n) {
 
 /* A tensor of weights of that shape; NULL (and b->rc set) when it is not to be had. */
 static const sh_ftensor *weights_of(binder *b, const char *name, const int64_t *want, int n) {
-  const sh_ftensor *t = take(b, name, true);
+  const sh_ftensor *t = take(b, name);
   if (!t) return NULL;
   int64_t cols = want[n - 1];
   if (!sh_dequant_supported(t->type)) {
     b->rc = sh_fail(b->e, SH_ERR_UNSUPPORTED,
-                    "%s: tensor %s is stored as %s, which is not supported; F32, F16, BF16, Q8_0, Q4_0, Q4_1 and Q6_K are",
+                    "%s: tensor %s is stored as %s, which is not supported; F32, F16, BF16 and quantized folders are, and in a GGUF Q8_0, "
+                    "Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K and IQ4_NL",
                     sh_ckpt_path(b->ck), t->name, t->type_name);
   } else if (!same_shape(t, want, n)) {
     fail_shape(b, t, want, n);
@@ -111,10 +126,43 @@ static sh_wview view(const sh_ftensor *t, int64_t first, int64_t rows, int64_t c
   return (sh_wview){.type = t->type, .rows = rows, .cols = cols, .data = t->data + (size_t)first * rb, .row_bytes = rb, .name = t->name};
 }
 
-static void matrix(binder *b, const char *scope, const char *hf, const char *gguf, int64_t rows, int64_t cols, sh_wview *out) {
+static void mark_module(binder *b, const sh_qmodule *m) {
+  const sh_ftensor *const parts[] = {m->weight, m->scales, m->zeros, m->order, m->shape};
+  for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) mark(b, parts[i]);
+  b->w->dtypes |= 1u << (m->layout == SH_QL_F8 ? SH_F8_E4M3 : SH_I4);
+}
+
+/* Whether the module of that name (b->name, with ".weight") is stored quantized: then out is its view, at the end of the binding at the
+ * latest. An error counts as yes. */
+static bool quantized(binder *b, int64_t rows, int64_t cols, sh_wview *out) {
+  char base[sizeof b->name];
+  sh_qmodule m;
+  bool found = false;
+  size_t n = strlen(b->name);
+  if (b->rc || b->c->from_gguf || n <= 7 || strcmp(b->name + n - 7, ".weight")) return b->rc != 0;
+  memcpy(base, b->name, n - 7);
+  base[n - 7] = 0;
+  b->rc = sh_quant_find(&b->quant, b->ck, base, rows, cols, &m, &found, b->e);
+  if (b->rc || !found) return found;
+  mark_module(b, &m);
+  if (m.layout == SH_QL_F8) *out = sh_qmodule_f8_view(&m, 0, 0, rows);
+  else b->rc = sh_repack_add(b->w->private_repack, &m, out, b->e);
+  tell(b, NULL, &m, out);
+  return true;
+}
+
+/* Whether it is there. out must stay where it is until the binding is over: a repacked view is filled last. */
+static bool matrix(binder *b, const char *scope, const char *hf, const char *gguf, int64_t rows, int64_t cols, sh_wview *out) {
   const int64_t want[2] = {rows, cols};
-  const sh_ftensor *t = weights_of(b, spell(b, scope, hf, gguf), want, 2);
-  if (t) *out = view(t, 0, rows, cols);
+  spell(b, scope, hf, gguf);
+  if (!quantized(b, rows, cols, out)) {
+    const sh_ftensor *t = weights_of(b, b->name, want, 2);
+    if (t) *out = view(t, 0, rows, cols);
+    if (t) tell(b, t, NULL, out);
+  }
+  bool ok = !b->rc;
+  settle(b);
+  return ok;
 }
 
 static void to_form(float *x, int64_t n, form f) {
@@ -126,8 +174,9 @@ static void to_form(float *x, int64_t n, form f) {
 }
 
 /* An owned float32 copy of a tensor of shape want[n]. */
-static void array(binder *b, const char *scope, const char *hf, const char *gguf, const int64_t *want, int n, form f, const float **out) {
-  const sh_ftensor *t = take(b, spell(b, scope, hf, gguf), true);
+static void copy_array(binder *b, const char *scope, const char *hf, const char *gguf, const int64_t *want, int n, form f,
+                       const float **out) {
+  const sh_ftensor *t = take(b, spell(b, scope, hf, gguf));
   if (!t) return;
   int64_t count = 1;
   for (int i = 0; i < n; i++) count *= want[i];
@@ -147,7 +196,13 @@ static void array(binder *b, const char *scope, const char *hf, const char *gguf
   }
   sh_dequant(t->type, t->data, count, x);
   to_form(x, count, f);
+  tell(b, t, NULL, NULL);
   *out = x;
+}
+
+static void array(binder *b, const char *scope, const char *hf, const char *gguf, const int64_t *want, int n, form f, const float **out) {
+  copy_array(b, scope, hf, gguf, want, n, f, out);
+  settle(b);
 }
 
 static void vector(binder *b, const char *scope, const char *hf, const char *gguf, int64_t n, form f, const float **out) {
@@ -163,6 +218,18 @@ static void gain(binder *b, const char *scope, const char *hf, const char *gguf,
 
 static bool has(binder *b, const char *scope, const char *hf, const char *gguf) {
   return sh_ckpt_find(b->ck, spell(b, scope, hf, gguf)) != NULL;
+}
+
+/* The same for a matrix, in whatever state: hf is its name without ".weight". */
+static bool has_module(binder *b, const char *scope, const char *hf, const char *gguf) {
+  static const char *const ENDS[] = {".weight", ".qweight", ".weight_packed"};
+  char name[96];
+  if (b->c->from_gguf) return has(b, scope, "", gguf);
+  for (size_t i = 0; i < sizeof ENDS / sizeof ENDS[0]; i++) {
+    snprintf(name, sizeof name, "%s%s", hf, ENDS[i]);
+    if (has(b, scope, name, "")) return true;
+  }
+  return false;
 }
 
 /* --- A layer */
@@ -203,58 +270,92 @@ static void bind_linear(binder *b, sh_w_layer *l) {
   vector(b, s, "linear_attn.norm.weight", "ssm_norm.weight", c->lin_v_dim, AS_STORED, &l->lin_norm);
 }
 
-/* One tensor of all experts: [E, rows, cols]. */
-static const sh_ftensor *fused(binder *b, const char *hf, const char *gguf, int64_t rows, int64_t cols) {
+/* One tensor of all experts' matrices: [E, rows, cols], plain or in FP8. */
+typedef struct stack {
+  const sh_ftensor *t; /* NULL: it is f8, or there was an error */
+  sh_qmodule f8;       /* weight NULL: there was */
+  int64_t rows, cols;  /* of one expert */
+} stack;
+
+static stack fused(binder *b, const char *hf, const char *gguf, int64_t rows, int64_t cols) {
   const int64_t want[3] = {b->c->n_experts, rows, cols};
-  return weights_of(b, spell(b, b->scope, hf, gguf), want, 3);
+  stack s = {.rows = rows, .cols = cols};
+  bool f8 = false;
+  spell(b, b->scope, hf, gguf);
+  if (!b->rc && !b->c->from_gguf) b->rc = sh_quant_find_fused(&b->quant, b->ck, b->name, want[0], rows, cols, &s.f8, &f8, b->e);
+  if (!b->rc && f8) mark_module(b, &s.f8);
+  else s.t = weights_of(b, b->name, want, 3);
+  if (!b->rc) {
+    sh_wview first = s.t ? view(s.t, 0, rows, cols) : sh_qmodule_f8_view(&s.f8, 0, 0, rows);
+    tell(b, s.t, s.t ? NULL : &s.f8, &first);
+  }
+  settle(b);
+  return s;
 }
 
-/* Gate and up rows in one tensor [E, 2 I, H], gate first; or (GGUF) one tensor [E, I, H] each. down [E, H, I]. */
-static void bind_fused_experts(binder *b, sh_w_moe *m) {
-  const sh_config *c = b->c;
-  int64_t H = c->hidden, I = c->moe_ffn;
+/* Rows [first, first + rows) of an expert's matrix. */
+static sh_wview cut(binder *b, const stack *s, int64_t expert, int64_t first, int64_t rows) {
+  if (b->rc || (!s->t && !s->f8.weight)) return (sh_wview){0};
+  if (s->t) return view(s->t, expert * s->rows + first, rows, s->cols);
+  if (first % s->f8.scale_rows && s->f8.scale_rows < s->rows)
+    b->rc = sh_fail(b->e, SH_ERR_UNSUPPORTED, "%s: tensor %s: blocks of %lld rows straddle its halves of %lld", sh_ckpt_path(b->ck),
+                    s->f8.weight->name, (long long)s->f8.scale_rows, (long long)first);
+  settle(b);
+  return sh_qmodule_f8_view(&s->f8, expert, first, rows);
+}
+
+/* Gate and up rows in one tensor [E, 2 I, H], gate first; or (GGUF) one tensor [E, I, H] each. */
+static void bind_fused_inputs(binder *b, sh_w_moe *m) {
+  int64_t H = b->c->hidden, I = b->c->moe_ffn;
   bool joint = has(b, b->scope, "mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight");
-  const sh_ftensor *gate, *up, *down;
+  stack gate, up;
   if (joint) gate = up = fused(b, "mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight", 2 * I, H);
   else {
     gate = fused(b, "mlp.experts.gate_proj", "ffn_gate_exps.weight", I, H);
     up = fused(b, "mlp.experts.up_proj", "ffn_up_exps.weight", I, H);
   }
-  down = fused(b, "mlp.experts.down_proj", "ffn_down_exps.weight", H, I);
-  for (int64_t e = 0; e < c->n_experts && !b->rc; e++) {
-    m->experts[e].gate = view(gate, joint ? e * 2 * I : e * I, I, H);
-    m->experts[e].up = view(up, joint ? e * 2 * I + I : e * I, I, H);
-    m->experts[e].down = view(down, e * H, H, I);
+  for (int64_t e = 0; e < b->c->n_experts && !b->rc; e++) {
+    m->experts[e].gate = cut(b, &gate, e, 0, I);
+    m->experts[e].up = cut(b, &up, e, joint ? I : 0, I);
   }
 }
 
-static void bind_single_experts(binder *b, sh_w_moe *m) {
+static void bind_single(binder *b, int expert, const char *hf, int64_t rows, int64_t cols, sh_wview *out) {
+  char scope[128];
+  snprintf(scope, sizeof scope, "%smlp.experts.%d.", b->scope, expert);
+  matrix(b, scope, hf, "", rows, cols, out);
+}
+
+/* Inputs and outputs are stored apart, so each may be fused or not, and quantized or not. */
+static void bind_experts(binder *b, sh_w_moe *m) {
   const sh_config *c = b->c;
+  bool single_in = !c->from_gguf && has_module(b, b->scope, "mlp.experts.0.gate_proj", "");
+  bool single_out = !c->from_gguf && has_module(b, b->scope, "mlp.experts.0.down_proj", "");
+  if (!single_in) bind_fused_inputs(b, m);
+  for (int e = 0; single_in && e < c->n_experts && !b->rc; e++) {
+    bind_single(b, e, "gate_proj.weight", c->moe_ffn, c->hidden, &m->experts[e].gate);
+    bind_single(b, e, "up_proj.weight", c->moe_ffn, c->hidden, &m->experts[e].up);
+  }
+  stack down = {0};
+  if (!single_out) down = fused(b, "mlp.experts.down_proj", "ffn_down_exps.weight", c->hidden, c->moe_ffn);
   for (int e = 0; e < c->n_experts && !b->rc; e++) {
-    char scope[128];
-    snprintf(scope, sizeof scope, "%smlp.experts.%d.", b->scope, e);
-    matrix(b, scope, "gate_proj.weight", "", c->moe_ffn, c->hidden, &m->experts[e].gate);
-    matrix(b, scope, "up_proj.weight", "", c->moe_ffn, c->hidden, &m->experts[e].up);
-    matrix(b, scope, "down_proj.weight", "", c->hidden, c->moe_ffn, &m->experts[e].down);
+    if (single_out) bind_single(b, e, "down_proj.weight", c->hidden, c->moe_ffn, &m->experts[e].down);
+    else m->experts[e].down = cut(b, &down, e, 0, c->hidden);
   }
 }
 
 static void bind_moe(binder *b, sh_w_layer *l) {
   const sh_config *c = b->c;
   const char *s = b->scope;
-  sh_wview router = {0};
-  matrix(b, s, "mlp.gate.weight", "ffn_gate_inp.weight", c->n_experts, c->hidden,
-         &router); /* first: it proves that the file knows that many experts */
-  if (b->rc) return;
   sh_w_moe *m = sh_arena_alloc(b->w->private_arena, sizeof *m);
+  /* the router first: it proves that the file knows that many experts */
+  if (m && !matrix(b, s, "mlp.gate.weight", "ffn_gate_inp.weight", c->n_experts, c->hidden, &m->router)) return;
   if (m) m->experts = sh_arena_array(b->w->private_arena, (size_t)c->n_experts, sizeof *m->experts);
   if (!m || !m->experts) {
     b->rc = sh_fail(b->e, SH_ERR_NOMEM, "out of memory for %d experts", c->n_experts);
     return;
   }
-  m->router = router;
-  if (!c->from_gguf && has(b, s, "mlp.experts.0.gate_proj.weight", "")) bind_single_experts(b, m);
-  else bind_fused_experts(b, m);
+  bind_experts(b, m);
   matrix(b, s, "mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight", c->shared_ffn, c->hidden, &m->shared_gate);
   matrix(b, s, "mlp.shared_expert.up_proj.weight", "ffn_up_shexp.weight", c->shared_ffn, c->hidden, &m->shared_up);
   matrix(b, s, "mlp.shared_expert.down_proj.weight", "ffn_down_shexp.weight", c->hidden, c->shared_ffn, &m->shared_down);
@@ -294,7 +395,7 @@ static void bind_mtp(binder *b) {
   b->in_mtp = true;
   set_scope(b, c->n_layers);
   const char *s = c->from_gguf ? b->scope : "mtp.";
-  if (c->mtp_layers != 1 || !has(b, s, "fc.weight", "nextn.eh_proj.weight")) {
+  if (c->mtp_layers != 1 || !has_module(b, s, "fc", "nextn.eh_proj.weight")) {
     if (c->mtp_layers > 1) sh_log(SH_LOG_INFO, "%d MTP layers are left unbound; one is what is used", c->mtp_layers);
     return;
   }
@@ -367,21 +468,37 @@ static void account_rest(binder *b) {
     if (b->used[i] || strcmp(name, "rope_freqs.weight") == 0) continue;
     if (strncmp(name, "model.visual.", 13) == 0 || strncmp(name, "visual.", 7) == 0) {
       b->w->n_visual++;
+      if (b->audit) b->audit->unused(b->audit->ctx, sh_ckpt_at(b->ck, i), true);
       continue;
     }
+    if (b->audit) b->audit->unused(b->audit->ctx, sh_ckpt_at(b->ck, i), false);
     if (b->w->n_unused++ < 50) sh_log(SH_LOG_DEBUG, "tensor %s is not used", name);
   }
   if (b->w->n_unused) sh_log(SH_LOG_DEBUG, "%d tensors are not used", b->w->n_unused);
 }
 
-int sh_weights_bind(sh_weights *w, const sh_config *c, const sh_ckpt *ck, sh_error *e) {
+/* What had to wait until everything was found. */
+static void repack(binder *b, const sh_repack_opts *o) {
+  sh_weights *w = b->w;
+  b->rc = b->audit ? sh_repack_check(w->private_repack, b->e) : sh_repack_run(w->private_repack, o, b->e);
+  settle(b);
+  if (b->rc) return;
+  w->repacked_bytes = sh_repack_bytes(w->private_repack);
+  w->repacked_in_memory = sh_repack_result(w->private_repack) == SH_REPACK_MEMORY;
+  if (b->c->tied) w->head = w->embed;
+}
+
+static int bind_all(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const sh_repack_opts *o, const sh_w_audit *audit, sh_error *e) {
   memset(w, 0, sizeof *w);
-  binder b = {.w = w, .c = c, .ck = ck, .e = e, .root = ""};
+  binder b = {.w = w, .c = c, .ck = ck, .e = e, .root = "", .audit = audit};
   w->private_arena = sh_arena_new(MAX_OWNED);
   b.used = sh_calloc((size_t)sh_ckpt_count(ck) + 1, 1);
   if (w->private_arena) w->layers = sh_arena_array(w->private_arena, (size_t)c->n_layers, sizeof *w->layers);
   if (!b.used || !w->layers) b.rc = sh_fail(e, SH_ERR_NOMEM, "out of memory for %d layers", c->n_layers);
   w->n_layers = b.rc ? 0 : c->n_layers;
+  if (!b.rc) b.rc = sh_quant_parse(&b.quant, sh_ckpt_config(ck), e);
+  settle(&b);
+  if (!b.rc) b.rc = sh_repack_new(&w->private_repack, ck, e);
   if (!b.rc) {
     find_root(&b);
     bind_ends(&b);
@@ -393,12 +510,23 @@ int sh_weights_bind(sh_weights *w, const sh_config *c, const sh_ckpt *ck, sh_err
   }
   if (!b.rc) bind_mtp(&b);
   if (!b.rc) account_rest(&b);
+  if (!b.rc) repack(&b, o);
   sh_free(b.used);
   if (b.rc) sh_weights_free(w);
   return b.rc;
 }
 
+int sh_weights_bind(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const sh_repack_opts *o, sh_error *e) {
+  return bind_all(w, c, ck, o, NULL, e);
+}
+
+int sh_weights_audit(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const sh_w_audit *a, sh_error *e) {
+  sh_error local = {0}; /* what is told is taken from it */
+  return bind_all(w, c, ck, NULL, a, e ? e : &local);
+}
+
 void sh_weights_free(sh_weights *w) {
+  sh_repack_free(w->private_repack);
   sh_arena_free(w->private_arena);
   memset(w, 0, sizeof *w);
 }

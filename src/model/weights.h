@@ -1,9 +1,11 @@
-/* A checkpoint's tensors bound to named fields. Matrices are views into the map (zero copy); small vectors are owned float32 arrays in the
- * form the computation wants, whatever the file stored. Immutable after sh_weights_bind; shared by all threads. Letters of shapes:
+/* A checkpoint's tensors bound to named fields. Matrices are views into the map (zero copy), or, for quantized layouts that the kernels do
+ * not read, into memory or a cache file that they were repacked to (formats/repack.h); small vectors are owned float32 arrays in the form
+ * the computation wants, whatever the file stored. Immutable after sh_weights_bind; shared by all threads. Letters of shapes:
  * model/config.h. */
 #ifndef SH_MODEL_WEIGHTS_H
 #define SH_MODEL_WEIGHTS_H
 
+#include "formats/repack.h"
 #include "model/config.h"
 
 typedef struct sh_w_expert {
@@ -55,17 +57,40 @@ typedef struct sh_weights {
   const float *final_norm; /* [H] */
   sh_w_layer *layers;      /* [n_layers] */
   int n_layers;
-  sh_w_mtp *mtp;    /* NULL: the file has none */
-  size_t bytes;     /* of all bound tensors as stored, MTP's included */
-  size_t mtp_bytes; /* MTP's part of it */
-  uint32_t dtypes;  /* bit 1u << sh_dtype for every type among the bound matrices */
-  int n_visual;     /* tensors of the vision tower, left alone */
-  int n_unused;     /* other tensors nobody asked for (named in the debug log) */
+  sh_w_mtp *mtp;           /* NULL: the file has none */
+  size_t bytes;            /* of all bound tensors as stored, MTP's included */
+  size_t mtp_bytes;        /* MTP's part of it */
+  uint32_t dtypes;         /* bit 1u << sh_dtype for every type among the bound matrices */
+  int n_visual;            /* tensors of the vision tower, left alone */
+  int n_unused;            /* other tensors nobody asked for (named in the debug log) */
+  size_t repacked_bytes;   /* of the parts that were rewritten, in memory or in a mapped cache file */
+  bool repacked_in_memory; /* they are, and not in a file */
   sh_arena *private_arena;
+  sh_repack *private_repack;
 } sh_weights;
 
-/* Binds and checks every tensor against the config. ck must outlive w. Errors name the tensor, the wanted and the found shape or type. */
-int sh_weights_bind(sh_weights *w, const sh_config *c, const sh_ckpt *ck, sh_error *e);
+/* Binds and checks every tensor against the config, and repacks what is quantized and needs it (o: where to; NULL: the defaults). ck must
+ * outlive w. Errors name the tensor, the wanted and the found shape or type. */
+int sh_weights_bind(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const sh_repack_opts *o, sh_error *e);
+
+/* A dry binding for reports: goes on after what is missing or wrong, and tells what it finds. Pointers live for the call. */
+typedef struct sh_w_found {
+  const char *name;         /* that was asked for: "blk.3.attn_q.weight", "model.layers.0.mlp.up_proj.weight" */
+  const sh_ftensor *tensor; /* as it is stored; of a quantized module: its weight */
+  const sh_qmodule *module; /* NULL: plain */
+  const sh_wview *view;     /* a matrix as it will be computed with (all experts of a fused tensor: the first); NULL: a vector */
+  size_t bytes;             /* of everything stored for it */
+  bool mtp;
+} sh_w_found;
+typedef struct sh_w_audit {
+  void *ctx;
+  void (*found)(void *ctx, const sh_w_found *f);
+  void (*problem)(void *ctx, int code, const char *text); /* sh_weights_bind would have stopped here */
+  void (*unused)(void *ctx, const sh_ftensor *t, bool visual);
+} sh_w_audit;
+/* Fills w as far as it can (only counts and flags are of use), repacks nothing. Returns 0 also when there were problems; SH_ERR_NOMEM.
+ * Free with sh_weights_free. */
+int sh_weights_audit(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const sh_w_audit *a, sh_error *e);
 void sh_weights_free(sh_weights *w); /* accepts a zeroed or half-built struct */
 
 /* "BF16, Q6_K": the types of w->dtypes. Returns buf. */

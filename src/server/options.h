@@ -17,7 +17,7 @@ typedef struct sh_serve_options {
   int64_t shutdown_timeout;           /* seconds */
   /* model */
   sh_strlist served_names;
-  const char *dtype, *quantization, *chat_template, *generation_config, *default_kwargs;
+  const char *dtype, *quantization, *cache_dir, *chat_template, *generation_config, *default_kwargs;
   const char *response_role;
   bool trust_request_chat_template;
   int64_t seed;

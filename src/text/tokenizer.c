@@ -181,6 +181,8 @@ const char *sh_tok_piece(const sh_tok *t, int32_t id) {
 
 int32_t sh_tok_find(const sh_tok *t, const char *piece) { return sh_bpe_find(t->bpe, piece, strlen(piece)); }
 
+bool sh_tok_is_added(const sh_tok *t, int32_t id) { return sh_bpe_at(t->bpe, id) && (t->bpe->flags[id] & SH_BPE_ADDED); }
+
 bool sh_tok_is_special(const sh_tok *t, int32_t id) { return sh_bpe_at(t->bpe, id) && (t->bpe->flags[id] & SH_BPE_SPECIAL); }
 
 int32_t sh_tok_bos(const sh_tok *t) { return t->bos; }

@@ -34,6 +34,7 @@ int sh_tok_vocab_size(const sh_tok *t); /* largest id + 1 */
 const char *sh_tok_bytes(const sh_tok *t, int32_t id, size_t *len);
 const char *sh_tok_piece(const sh_tok *t, int32_t id);   /* the vocabulary's own spelling, NUL-terminated; NULL if none */
 int32_t sh_tok_find(const sh_tok *t, const char *piece); /* by the vocabulary's spelling or an added token's content; -1 if none */
+bool sh_tok_is_added(const sh_tok *t, int32_t id);       /* matched as a whole, not made by merges */
 bool sh_tok_is_special(const sh_tok *t, int32_t id);     /* skipped by skip_special_tokens */
 int32_t sh_tok_bos(const sh_tok *t);                     /* -1 if none */
 int32_t sh_tok_eos(const sh_tok *t);                     /* of tokenizer_config / GGUF; -1 if none */

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-static const size_t buffer_bytes = (size_t)1 << 30;
+static const size_t buffer_bytes = (size_t)1 << 30, side_bytes = (size_t)64 << 20; /* side: 2 bytes per 128 weights of 4 bits */
 
 typedef struct bench {
   sh_backend *be;
@@ -19,6 +19,7 @@ typedef struct bench {
   int threads;
   const char *only;
   uint8_t *buf;           /* buffer_bytes of weights */
+  uint8_t *side;          /* side_bytes of scales and zero points, for SH_I4 and SH_F8_E4M3 */
   sh_dtype filled;        /* type of the weights in it; SH_OTHER: none */
   double peak, bandwidth; /* the best so far: flop/s, bytes/s */
   float sink[64];
@@ -156,10 +157,20 @@ static void run_many(bench *b, void *ctx) {
   for (int i = 0; i < l->n_many; i++) CALL(b->be->ops->linear(b->be, l->many[i], l->x, l->toks, NULL, false, l->y, e));
 }
 
+/* Rows at buf + at. SH_I4: groups of 128 with f16 scales and zero points; SH_F8_E4M3: blocks of 128 x 128 with bf16 scales. */
 static sh_weight *bind(bench *b, sh_dtype t, int64_t rows, int64_t k, size_t at) {
   sh_weight *w;
-  CALL(b->be->ops->weight_bind(
-      b->be, &(sh_wview){.type = t, .rows = rows, .cols = k, .data = b->buf + at, .row_bytes = ck_row_bytes(t, k), .name = "w"}, &w, e));
+  sh_wview v = {.type = t, .rows = rows, .cols = k, .data = b->buf + at, .row_bytes = ck_row_bytes(t, k), .name = "w"};
+  if (t == SH_I4 || t == SH_F8_E4M3) {
+    size_t first = at / (t == SH_I4 ? 64 : 128) & ~(size_t)63, groups = (size_t)k / 128; /* of the scales that belong to those bytes */
+    v.group = 128;
+    v.scale_rows = t == SH_I4 ? 1 : 128;
+    v.scale_type = t == SH_I4 ? SH_F16 : SH_BF16;
+    v.scales = b->side + 2 * first;
+    v.scale_row_bytes = 2 * groups;
+    if (t == SH_I4) v.zeros = b->side + side_bytes + first, v.zero_row_bytes = groups;
+  }
+  CALL(b->be->ops->weight_bind(b->be, &v, &w, e));
   return w;
 }
 
@@ -353,14 +364,15 @@ static void bench_moe(bench *b, sh_dtype t, int toks) {
 }
 
 static void bench_all(bench *b) {
-  static const sh_dtype types[] = {SH_BF16, SH_F32, SH_Q8_0, SH_Q4_0, SH_Q4_1, SH_Q6_K, SH_F16};
+  static const sh_dtype types[] = {SH_BF16, SH_F32,  SH_Q8_0, SH_Q4_0, SH_Q4_1,   SH_Q5_0, SH_Q5_1,
+                                   SH_Q4_K, SH_Q5_K, SH_Q6_K, SH_I4,   SH_IQ4_NL, SH_F16,  SH_F8_E4M3};
   for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
     bench_prefill(b, types[i], 1024, 1024, 256);
     bench_prefill(b, types[i], 4096, 4096, 512);
     bench_decode(b, types[i], 2048, 2048, 1);
     if (types[i] == SH_BF16) bench_prefill(b, types[i], 3584, 1024, 512);
     if (types[i] == SH_BF16) bench_decode(b, types[i], 3584, 1024, 1);
-    if (types[i] == SH_BF16 || types[i] == SH_Q4_0) bench_batches(b, types[i], 4096, 4096);
+    if (types[i] == SH_BF16 || types[i] == SH_Q4_0 || types[i] == SH_I4 || types[i] == SH_Q4_K) bench_batches(b, types[i], 4096, 4096);
     if (types[i] == SH_BF16) bench_moe(b, types[i], 1), bench_moe(b, types[i], 512);
   }
   bench_attention(b, 8, 2, 256, 0, 2048, SH_KV_BF16);
@@ -388,9 +400,13 @@ int ck_bench(int threads, const char *only) {
   b.threads = sh_pool_size(b.pool);
   b.buf = malloc(buffer_bytes);
   memset(b.buf, 1, buffer_bytes);
+  b.side = malloc(2 * side_bytes);
+  memset(b.side, 0x2d, side_bytes); /* a small number in f16 and bf16 */
+  memset(b.side + side_bytes, 7, side_bytes);
   printf("%s\n", b.be->ops->describe(b.be));
   bench_all(&b);
   free(b.buf);
+  free(b.side);
   sh_pool_free(b.pool);
   b.be->ops->free(b.be);
   return 0;

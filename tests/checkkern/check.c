@@ -91,15 +91,13 @@ long ck_compare(const float *got, const float *want, size_t n, ck_tol tol) {
 
 bool ck_same_bits(const float *a, const float *b, size_t n) { return memcmp(a, b, n * sizeof *a) == 0; }
 
-const sh_dtype ck_types[7] = {SH_F32, SH_F16, SH_BF16, SH_Q8_0, SH_Q4_0, SH_Q4_1, SH_Q6_K};
-
 const char *ck_type_name(sh_dtype t) { return sh_dtype_name(t); }
 
 size_t ck_row_bytes(sh_dtype t, int64_t k) { return (size_t)(k / sh_dtype_block(t)) * (size_t)sh_dtype_block_bytes(t); }
 
 static void put16(uint8_t *p, uint16_t h) { memcpy(p, &h, 2); }
 
-/* Weights of about +-1 in every format; quantized blocks have any bits but for their scales. */
+/* Weights of about +-1 in every type; quantized blocks have any bits but for their scales. */
 static void fill_row(ck *c, sh_dtype t, uint8_t *p, int64_t k) {
   int block = sh_dtype_block(t), bytes = sh_dtype_block_bytes(t);
   for (int64_t i = 0; i < k / block; i++, p += bytes) {
@@ -107,15 +105,118 @@ static void fill_row(ck *c, sh_dtype t, uint8_t *p, int64_t k) {
     if (t == SH_F32) memcpy(p, &f, 4);
     if (t == SH_F16) put16(p, sh_f32_to_f16(f));
     if (t == SH_BF16) put16(p, sh_f32_to_bf16(f));
-    if (block == 1) continue;
+    if (t == SH_F32 || t == SH_F16 || t == SH_BF16) continue;
     for (int j = 0; j < bytes; j++) p[j] = (uint8_t)ck_u32(c);
-    if (t == SH_Q8_0) put16(p, sh_f32_to_f16(f / 128));
+    if (t == SH_F8_E4M3 && (p[0] & 0x7f) == 0x7f) p[0] ^= 1; /* no NaN */
+    if (t == SH_Q8_0 || t == SH_IQ4_NL) put16(p, sh_f32_to_f16(f / 128));
     if (t == SH_Q4_0) put16(p, sh_f32_to_f16(f / 8));
     if (t == SH_Q4_1) put16(p, sh_f32_to_f16(f / 8)), put16(p + 2, sh_f32_to_f16(-f / 2));
+    if (t == SH_Q5_0) put16(p, sh_f32_to_f16(f / 16));
+    if (t == SH_Q5_1) put16(p, sh_f32_to_f16(f / 16)), put16(p + 2, sh_f32_to_f16(-f / 2));
+    if (t == SH_Q4_K) put16(p, sh_f32_to_f16(f / 512)), put16(p + 2, sh_f32_to_f16(f / 64));
+    if (t == SH_Q5_K) put16(p, sh_f32_to_f16(f / 1024)), put16(p + 2, sh_f32_to_f16(f / 64));
     if (t == SH_Q6_K) put16(p + 208, sh_f32_to_f16(f / 4096));
   }
 }
 
 void ck_fill_weights(ck *c, sh_dtype t, uint8_t *p, size_t rows, size_t row_bytes, int64_t k) {
   for (size_t r = 0; r < rows; r++) fill_row(c, t, p + r * row_bytes, k);
+}
+
+/* --- Matrices in every format */
+
+const ck_format ck_formats[] = {
+    {.type = SH_F32},
+    {.type = SH_F16},
+    {.type = SH_BF16},
+    {.type = SH_Q8_0},
+    {.type = SH_Q4_0},
+    {.type = SH_Q4_1},
+    {.type = SH_Q6_K},
+    {.type = SH_Q5_0},
+    {.type = SH_Q5_1},
+    {.type = SH_Q4_K},
+    {.type = SH_Q5_K},
+    {.type = SH_IQ4_NL},
+    {.type = SH_I4, .group = 16, .scale_rows = 1, .scale_type = SH_F16, .zeros = true},
+    {.type = SH_I4, .group = 32, .scale_rows = 1, .scale_type = SH_BF16},
+    {.type = SH_I4, .group = 48, .scale_rows = 1, .scale_type = SH_F32, .zeros = true},
+    {.type = SH_I4, .group = 64, .scale_rows = 1, .scale_type = SH_F16, .zeros = true},
+    {.type = SH_I4, .group = 96, .scale_rows = 1, .scale_type = SH_BF16, .zeros = true},
+    {.type = SH_I4, .group = 128, .scale_rows = 1, .scale_type = SH_F16},
+    {.type = SH_I4, .group = 0, .scale_rows = 1, .scale_type = SH_F32, .zeros = true},
+    {.type = SH_I4, .group = 0, .scale_rows = 1, .scale_type = SH_F16, .zeros = true},
+    {.type = SH_F8_E4M3, .group = 128, .scale_rows = 128, .scale_type = SH_BF16},
+    {.type = SH_F8_E4M3, .group = 48, .scale_rows = 3, .scale_type = SH_F32},
+    {.type = SH_F8_E4M3, .group = 0, .scale_rows = 1, .scale_type = SH_F16},
+    {.type = SH_F8_E4M3, .group = 0, .scale_rows = 0, .scale_type = SH_F32},
+};
+const int ck_n_formats = sizeof ck_formats / sizeof *ck_formats;
+
+static bool has_groups(const ck_format *f) { return f->type == SH_I4 || f->type == SH_F8_E4M3; }
+
+const char *ck_format_name(const ck_format *f, char buf[64]) {
+  if (!has_groups(f)) snprintf(buf, 64, "%s", sh_dtype_name(f->type));
+  else
+    snprintf(buf, 64, "%s %dx%d %s%s", sh_dtype_name(f->type), f->scale_rows, f->group, sh_dtype_name(f->scale_type),
+             f->zeros ? " zeros" : "");
+  return buf;
+}
+
+int64_t ck_format_unit(const ck_format *f) { return f->type == SH_I4 && f->group ? f->group : sh_dtype_block(f->type); }
+
+static void fill_scales(ck *c, const ck_format *f, uint8_t *p, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    float s = ck_uniform(c, -1, 1) / (f->type == SH_I4 ? 8 : 128);
+    if (f->scale_type == SH_F32) memcpy(p + 4 * i, &s, 4);
+    else put16(p + 2 * i, f->scale_type == SH_F16 ? sh_f32_to_f16(s) : sh_f32_to_bf16(s));
+  }
+}
+
+ck_matrix ck_matrix_new(ck *c, const ck_format *f, int64_t rows, int64_t k, bool permuted) {
+  ck_matrix m = {.v = {.type = f->type, .rows = rows, .cols = k, .row_bytes = ck_row_bytes(f->type, k), .name = "w"}};
+  sh_wview *v = &m.v;
+  v->data = m.parts[0] = ck_alloc((size_t)rows * v->row_bytes);
+  ck_fill_weights(c, f->type, m.parts[0], (size_t)rows, v->row_bytes, k);
+  if (!has_groups(f)) return m;
+  v->group = f->group ? f->group : (int)k;
+  v->scale_rows = f->scale_rows ? f->scale_rows : (int)rows;
+  v->scale_type = f->scale_type;
+  size_t groups = (size_t)((k + v->group - 1) / v->group), scale_rows = (size_t)((rows + v->scale_rows - 1) / v->scale_rows);
+  v->scale_row_bytes = groups * (size_t)sh_dtype_block_bytes(f->scale_type);
+  v->scales = m.parts[1] = ck_alloc(scale_rows * v->scale_row_bytes);
+  fill_scales(c, f, m.parts[1], scale_rows * groups);
+  if (f->zeros) {
+    v->zero_row_bytes = groups;
+    v->zeros = m.parts[2] = ck_alloc((size_t)rows * groups);
+    for (size_t i = 0; i < (size_t)rows * groups; i++) m.parts[2][i] = (uint8_t)ck_range(c, 0, 16);
+  }
+  if (permuted) {
+    int32_t *perm = ck_alloc((size_t)k * sizeof *perm);
+    m.parts[3] = (uint8_t *)perm;
+    v->perm = perm;
+    for (int i = 0; i < k; i++) {
+      int j = ck_range(c, 0, i);
+      perm[i] = perm[j];
+      perm[j] = i;
+    }
+  }
+  return m;
+}
+
+void ck_matrix_any_bits(ck *c, ck_matrix *m) {
+  const sh_wview *v = &m->v;
+  for (size_t i = 0; i < (size_t)v->rows * v->row_bytes; i++) m->parts[0][i] = (uint8_t)ck_u32(c);
+  if (v->type != SH_I4) return;
+  for (size_t i = 0; i < (size_t)v->rows * v->scale_row_bytes; i++) {
+    m->parts[1][i] = (uint8_t)ck_u32(c);
+    if (v->scale_type != SH_F32 && i % 2) m->parts[1][i] &= 0xbf; /* halves under 2: infinite ones give NaN for any integer */
+  }
+  for (size_t i = 0; v->zeros && i < (size_t)v->rows * v->zero_row_bytes; i++) m->parts[2][i] = (uint8_t)ck_u32(c);
+}
+
+void ck_matrix_free(ck_matrix *m) {
+  for (int i = 0; i < 4; i++) {
+    if (m->parts[i]) ck_free(m->parts[i]);
+  }
 }

@@ -42,7 +42,27 @@ long ck_compare(const float *got, const float *want, size_t n, ck_tol tol);
 bool ck_same_bits(const float *a, const float *b, size_t n);
 
 /* --- Stored weights */
-extern const sh_dtype ck_types[7];
+/* A format of weights: a type and, for the types with scales beside them, how those lie. */
+typedef struct ck_format {
+  sh_dtype type;
+  int group, scale_rows; /* 0: all columns, all rows */
+  sh_dtype scale_type;
+  bool zeros;
+} ck_format;
+extern const ck_format ck_formats[];
+extern const int ck_n_formats;
+const char *ck_format_name(const ck_format *f, char buf[64]);
+int64_t ck_format_unit(const ck_format *f); /* k must be a multiple of this many columns */
+
+/* A random matrix in a format, weights of about +-1. Every part of it ends where memory ends. */
+typedef struct ck_matrix {
+  sh_wview v;
+  uint8_t *parts[4]; /* weights, scales, zero points, perm; owned */
+} ck_matrix;
+ck_matrix ck_matrix_new(ck *c, const ck_format *f, int64_t rows, int64_t k, bool permuted);
+void ck_matrix_any_bits(ck *c, ck_matrix *m); /* NaN, infinities, denormals; scales of SH_F8_E4M3 stay as they are */
+void ck_matrix_free(ck_matrix *m);
+
 const char *ck_type_name(sh_dtype t);
 size_t ck_row_bytes(sh_dtype t, int64_t k);
 void ck_fill_weights(ck *c, sh_dtype t, uint8_t *p, size_t rows, size_t row_bytes, int64_t k);

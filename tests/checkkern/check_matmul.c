@@ -10,32 +10,34 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void check_dequant(ck *c, sh_dtype t) {
-  bool blocks = t == SH_Q8_0 || t == SH_Q4_0 || t == SH_Q4_1 || t == SH_Q6_K;
+static void check_dequant(ck *c, const ck_format *f) {
+  int64_t unit = ck_format_unit(f), step = unit % 32 ? 32 : unit;
+  if (sh_dtype_block(f->type) == 1 && f->type != SH_F8_E4M3) step = 1;
   for (int i = 0; i < 12; i++) {
-    int64_t unit = t == SH_Q6_K ? 256 : blocks ? 32 : 1, n = unit * ck_range(c, 1, 40), k0 = unit * ck_range(c, 0, 3);
-    uint8_t *w = ck_alloc(ck_row_bytes(t, k0 + n));
-    for (size_t b = 0; b < ck_row_bytes(t, k0 + n); b++)
-      w[b] = (uint8_t)ck_u32(c); /* any bits: infinities, NaN, denormals among the scales */
+    char name[64];
+    int64_t k0 = step * ck_range(c, 0, 3), row = ck_range(c, 0, 4);
+    int64_t cols = (k0 + unit * ck_range(c, 1, (int)(2000 / unit)) + unit - 1) / unit * unit, n = cols - k0;
+    ck_matrix m = ck_matrix_new(c, f, 5, cols, false);
+    if (i % 2) ck_matrix_any_bits(c, &m);
     float *got = ck_floats((size_t)n), *want = ck_floats((size_t)n);
-    c->k.dequant(t, w, k0, n, got);
-    c->ref.dequant(t, w, k0, n, want);
+    c->k.dequant(&m.v, row, k0, n, got);
+    c->ref.dequant(&m.v, row, k0, n, want);
     ck_tol exact = {.why = "conversion is exact"};
-    ck_case(c, ck_compare(got, want, (size_t)n, exact) < 0 && ck_guard_ok(got), "dequant %s k0 %lld n %lld", ck_type_name(t), (long long)k0,
-            (long long)n);
-    ck_free(w), ck_free(got), ck_free(want);
+    ck_case(c, ck_compare(got, want, (size_t)n, exact) < 0 && ck_guard_ok(got), "dequant %s row %d k0 %lld n %lld", ck_format_name(f, name),
+            (int)row, (long long)k0, (long long)n);
+    ck_matrix_free(&m), ck_free(got), ck_free(want);
   }
 }
 
 typedef struct shape {
-  sh_dtype type;
+  const ck_format *f;
   int rows, toks;
   int64_t k;
   bool bias, scale, add;
 } shape;
 
 typedef struct operands {
-  uint8_t *w;
+  ck_matrix m;             /* one row more than the product's, which begins at its second */
   float *x, *bias, *scale; /* [toks, k], [rows], [toks] */
   const float **x_row;
   float *y0;    /* [toks, rows] before the call */
@@ -52,7 +54,7 @@ static bool run(const sh_kernels *k, const shape *s, const operands *o, int grou
     row[t] = wide + (size_t)t * stride;
     memcpy(row[t] + PAD, o->y0 + (size_t)t * (size_t)s->rows, (size_t)s->rows * sizeof *y);
   }
-  sh_mm mm = {.type = s->type, .w = o->w, .row_bytes = ck_row_bytes(s->type, s->k), .n_rows = s->rows, .k = s->k, .y0 = PAD, .add = s->add};
+  sh_mm mm = {.w = &o->m.v, .r0 = 1, .n_rows = s->rows, .y0 = PAD, .add = s->add};
   if (s->bias) mm.bias = o->bias;
   float *packed = NULL, *scratch = NULL;
   if (group == 0) {
@@ -80,10 +82,12 @@ static bool run(const sh_kernels *k, const shape *s, const operands *o, int grou
 }
 
 static operands operands_new(ck *c, const shape *s, float x_scale) {
-  size_t rows = (size_t)s->rows, toks = (size_t)s->toks, k = (size_t)s->k, rb = ck_row_bytes(s->type, s->k);
-  operands o = {
-      .w = ck_alloc(rows * rb), .x = ck_floats(toks * k), .bias = ck_floats(rows), .scale = ck_floats(toks), .y0 = ck_floats(toks * rows)};
-  ck_fill_weights(c, s->type, o.w, rows, rb, s->k);
+  size_t rows = (size_t)s->rows, toks = (size_t)s->toks, k = (size_t)s->k;
+  operands o = {.m = ck_matrix_new(c, s->f, s->rows + 1, s->k, false),
+                .x = ck_floats(toks * k),
+                .bias = ck_floats(rows),
+                .scale = ck_floats(toks),
+                .y0 = ck_floats(toks * rows)};
   ck_fill(c, o.x, toks * k, x_scale);
   ck_fill(c, o.bias, rows, 1);
   ck_fill(c, o.scale, toks, 1);
@@ -93,7 +97,7 @@ static operands operands_new(ck *c, const shape *s, float x_scale) {
   float *w = malloc(k * sizeof *w);
   for (size_t t = 0; t < toks; t++) o.x_row[t] = o.x + t * k;
   for (size_t r = 0; r < rows; r++) {
-    c->ref.dequant(s->type, o.w + r * rb, 0, s->k, w);
+    c->ref.dequant(&o.m.v, (int64_t)r + 1, 0, s->k, w);
     for (size_t t = 0; t < toks; t++) {
       double sum = fabs((double)o.bias[r]) + fabs((double)o.y0[t * rows + r]);
       for (size_t i = 0; i < k; i++) sum += fabs((double)w[i] * (double)o.x[t * k + i]);
@@ -105,7 +109,7 @@ static operands operands_new(ck *c, const shape *s, float x_scale) {
 }
 
 static void operands_free(operands *o) {
-  ck_free(o->w), ck_free(o->x), ck_free(o->bias), ck_free(o->scale), ck_free(o->y0);
+  ck_matrix_free(&o->m), ck_free(o->x), ck_free(o->bias), ck_free(o->scale), ck_free(o->y0);
   free(o->x_row), free(o->size);
 }
 
@@ -122,8 +126,8 @@ static void check_shape(ck *c, const shape *s, float x_scale) {
   operands o = operands_new(c, s, x_scale);
   size_t n = (size_t)s->toks * (size_t)s->rows;
   float *want = malloc(n * sizeof *want), *one = malloc(n * sizeof *one), *got = malloc(n * sizeof *got);
-  char name[160];
-  snprintf(name, sizeof name, "%s rows %d tokens %d k %lld%s%s%s x %g", ck_type_name(s->type), s->rows, s->toks, (long long)s->k,
+  char name[160], format[64];
+  snprintf(name, sizeof name, "%s rows %d tokens %d k %lld%s%s%s x %g", ck_format_name(s->f, format), s->rows, s->toks, (long long)s->k,
            s->bias ? " bias" : "", s->scale ? " scale" : "", s->add ? " add" : "", (double)x_scale);
   run(&c->ref, s, &o, 1, want);
   bool guards = run(&c->k, s, &o, 1, one);
@@ -141,22 +145,22 @@ static void check_shape(ck *c, const shape *s, float x_scale) {
 }
 
 void ck_matmul(ck *c) {
-  for (size_t i = 0; i < sizeof ck_types / sizeof *ck_types; i++) {
-    sh_dtype t = ck_types[i];
-    int64_t unit = t == SH_Q6_K ? 256 : t == SH_F32 || t == SH_F16 || t == SH_BF16 ? 1 : 32;
+  for (int i = 0; i < ck_n_formats; i++) {
+    const ck_format *f = &ck_formats[i];
+    int64_t unit = ck_format_unit(f);
     static const int odd[] = {1, 7, 8, 9, 31, 32, 33, 100, 257, 511};
-    check_dequant(c, t);
+    check_dequant(c, f);
     for (int toks = 1; toks <= 17; toks++) { /* every tile of dot and gemm */
-      int k = unit == 1 ? odd[toks % 10] : (int)unit * (1 + toks % 5);
-      check_shape(c, &(shape){.type = t, .rows = ck_range(c, 1, 30), .toks = toks, .k = k, .bias = toks % 2, .add = toks % 3 == 0}, 1);
+      int k = (int)unit * (unit <= 2 ? odd[toks % 10] : 1 + toks % 5);
+      check_shape(c, &(shape){.f = f, .rows = ck_range(c, 1, 30), .toks = toks, .k = k, .bias = toks % 2, .add = toks % 3 == 0}, 1);
     }
     for (int j = 0; j < 6; j++) {
       int64_t k = unit * ck_range(c, 1, (int)(1200 / unit));
-      check_shape(
-          c, &(shape){.type = t, .rows = ck_range(c, 1, 60), .toks = ck_range(c, 18, 70), .k = k, .bias = j % 2, .scale = j % 3 == 1}, 1);
+      check_shape(c, &(shape){.f = f, .rows = ck_range(c, 1, 60), .toks = ck_range(c, 18, 70), .k = k, .bias = j % 2, .scale = j % 3 == 1},
+                  1);
     }
-    check_shape(c, &(shape){.type = t, .rows = 9, .toks = 19, .k = unit * 3}, 0);      /* zeros */
-    check_shape(c, &(shape){.type = t, .rows = 9, .toks = 19, .k = unit * 3}, 1e-41f); /* denormals */
-    check_shape(c, &(shape){.type = t, .rows = 9, .toks = 19, .k = unit * 3}, 1e30f);  /* huge */
+    check_shape(c, &(shape){.f = f, .rows = 9, .toks = 19, .k = unit * 3}, 0);      /* zeros */
+    check_shape(c, &(shape){.f = f, .rows = 9, .toks = 19, .k = unit * 3}, 1e-41f); /* denormals */
+    check_shape(c, &(shape){.f = f, .rows = 9, .toks = 19, .k = unit * 3}, 1e30f);  /* huge */
   }
 }

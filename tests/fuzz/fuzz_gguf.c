@@ -91,7 +91,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
   sh_config c;
   sh_weights w = {0};
   rc = sh_config_load(&c, ck, &e);
-  if (!rc) rc = sh_weights_bind(&w, &c, ck, &e);
+  if (!rc) rc = sh_weights_bind(&w, &c, ck, NULL, &e);
   if (rc) must(e.text[0] && sh_utf8_valid(e.text, strlen(e.text)), "a refusal of the model has a sentence");
   for (int i = 0; !rc && i < w.n_layers; i++) {
     const sh_w_layer *l = &w.layers[i];

@@ -3,6 +3,7 @@
  * Used by one thread at a time (the engine's); a call has finished its work when it returns, so sync does nothing. Activations are plain
  * float32 arrays. A weight is the view into the mapped file and nothing else: the kernels read every supported format as it is stored. */
 #include "backend/cpu/cpu.h"
+#include "formats/dequant.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -102,18 +103,62 @@ static int cpu_tensor_read(sh_backend *b, const sh_tensor *t, int64_t row, int64
   return rc;
 }
 
-static int cpu_weight_bind(sh_backend *b, const sh_wview *v, sh_weight **out, sh_error *e) {
-  (void)b;
-  *out = NULL;
-  static const sh_dtype supported[] = {SH_F32, SH_F16, SH_BF16, SH_Q8_0, SH_Q4_0, SH_Q4_1, SH_Q6_K};
-  bool ok = false;
-  for (size_t i = 0; i < sizeof supported / sizeof *supported; i++) ok = ok || supported[i] == v->type;
-  if (!ok) return sh_fail(e, SH_ERR_UNSUPPORTED, "%s: weights of type %s cannot be computed with", v->name, sh_dtype_name(v->type));
+/* Every value of [0, cols) once. */
+static int check_perm(const sh_wview *v, sh_error *e) {
+  uint8_t *seen = sh_calloc((size_t)v->cols, 1);
+  if (!seen) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
+  int rc = 0;
+  for (int64_t i = 0; i < v->cols && rc == 0; i++) {
+    int32_t p = v->perm[i];
+    if (p < 0 || p >= v->cols || seen[p])
+      rc = sh_fail(e, SH_ERR_FORMAT, "%s: the order of its %lld columns names column %d %s", v->name, (long long)v->cols, (int)p,
+                   p < 0 || p >= v->cols ? "" : "twice");
+    else seen[p] = 1;
+  }
+  sh_free(seen);
+  return rc;
+}
+
+/* Scales and zero points of SH_I4 and SH_F8_E4M3. */
+static int check_groups(const sh_wview *v, sh_error *e) {
+  bool i4 = v->type == SH_I4;
+  if (v->group < 1 || (v->group % 16 && v->group < v->cols) || (i4 && v->cols % v->group))
+    return sh_fail(e, SH_ERR_FORMAT, "%s: groups of %d columns in rows of %lld %s weights; wanted a multiple of 16%s, or all columns",
+                   v->name, v->group, (long long)v->cols, sh_dtype_name(v->type), i4 ? " that divides them" : "");
+  if (v->scale_type != SH_F32 && v->scale_type != SH_F16 && v->scale_type != SH_BF16)
+    return sh_fail(e, SH_ERR_UNSUPPORTED, "%s: scales of type %s; wanted F32, F16 or BF16", v->name, sh_dtype_name(v->scale_type));
+  size_t groups = (size_t)((v->cols + v->group - 1) / v->group);
+  if (!v->scales || v->scale_rows < 1 || (i4 && v->scale_rows != 1) ||
+      v->scale_row_bytes < groups * (size_t)sh_dtype_block_bytes(v->scale_type))
+    return sh_fail(e, SH_ERR_FORMAT, "%s: rows of %zu bytes of scales, each for %d rows; wanted %zu scales of type %s", v->name,
+                   v->scale_row_bytes, v->scale_rows, groups, sh_dtype_name(v->scale_type));
+  if (v->zeros && (!i4 || v->zero_row_bytes < groups))
+    return sh_fail(e, SH_ERR_FORMAT, "%s: rows of %zu bytes of zero points for %s weights; wanted %zu", v->name, v->zero_row_bytes,
+                   sh_dtype_name(v->type), i4 ? groups : (size_t)0);
+  return v->perm ? check_perm(v, e) : 0;
+}
+
+static int check_view(const sh_wview *v, sh_error *e) {
+  bool grouped = v->type == SH_I4 || v->type == SH_F8_E4M3;
+  if (!grouped && !sh_dequant_supported(v->type))
+    return sh_fail(e, SH_ERR_UNSUPPORTED, "%s: weights of type %s cannot be computed with", v->name, sh_dtype_name(v->type));
   int block = sh_dtype_block(v->type);
   if (v->rows < 1 || v->cols < 1 || v->cols > INT32_MAX || v->cols % block ||
       v->row_bytes < (size_t)(v->cols / block) * (size_t)sh_dtype_block_bytes(v->type))
     return sh_fail(e, SH_ERR_FORMAT, "%s: %lld x %lld weights in rows of %zu bytes; wanted whole %s blocks of %d weights", v->name,
                    (long long)v->rows, (long long)v->cols, v->row_bytes, sh_dtype_name(v->type), block);
+  if (grouped) return check_groups(v, e);
+  if (v->group || v->scales || v->zeros || v->perm)
+    return sh_fail(e, SH_ERR_INTERNAL, "%s: weights of type %s have no groups, scales or order of columns beside them", v->name,
+                   sh_dtype_name(v->type));
+  return 0;
+}
+
+static int cpu_weight_bind(sh_backend *b, const sh_wview *v, sh_weight **out, sh_error *e) {
+  (void)b;
+  *out = NULL;
+  int rc = check_view(v, e);
+  if (rc < 0) return rc;
   sh_weight *w = sh_calloc(1, sizeof *w);
   if (!w) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
   w->v = *v;
@@ -124,6 +169,13 @@ static int cpu_weight_bind(sh_backend *b, const sh_wview *v, sh_weight **out, sh
 static void cpu_weight_free(sh_backend *b, sh_weight *w) {
   (void)b;
   sh_free(w);
+}
+
+static const char *cpu_weight_kernel(sh_backend *b, const sh_wview *v, char *buf, size_t size) {
+  const sh_cpu *be = (const sh_cpu *)b;
+  int few = be->k.dot_tokens(v->type);
+  snprintf(buf, size, "%s: dot to %d row%s, then gemm", be->k.name, few, few == 1 ? "" : "s");
+  return buf;
 }
 
 /* --- Operations on rows. Items are blocks of rows; a few rows are one item, which the pool runs inline. */
@@ -149,10 +201,14 @@ static void run_rows(sh_pool_fn fn, rows_job *j) {
 }
 
 static void embed_item(void *ctx, int item, int worker) {
-  (void)worker;
   rows_job *j = ctx;
-  for (int i = item * j->per_item; i < min_int(j->n, (item + 1) * j->per_item); i++)
-    j->be->k.dequant(j->w->v.type, j->w->v.data + (size_t)j->ids[i] * j->w->v.row_bytes, 0, j->cols, j->y->p + i * j->y->cols);
+  const sh_wview *w = &j->w->v;
+  float *stored = (float *)(void *)(w->perm ? j->be->scratch.worker[worker] : NULL);
+  for (int i = item * j->per_item; i < min_int(j->n, (item + 1) * j->per_item); i++) {
+    float *y = j->y->p + i * j->y->cols;
+    j->be->k.dequant(w, j->ids[i], 0, w->cols, w->perm ? stored : y);
+    for (int64_t c = 0; w->perm && c < w->cols; c++) y[w->perm[c]] = stored[c];
+  }
 }
 
 static int cpu_embed(sh_backend *b, const sh_weight *w, const int32_t *ids, int n, sh_tensor *y, sh_error *e) {
@@ -162,6 +218,8 @@ static int cpu_embed(sh_backend *b, const sh_weight *w, const int32_t *ids, int 
     if (ids[i] < 0 || ids[i] >= w->v.rows)
       return sh_fail(e, SH_ERR_INTERNAL, "embed: token id %d is not in [0, %lld)", ids[i], (long long)w->v.rows);
   }
+  if (w->v.perm) rc = sh_cpu_worker_need((sh_cpu *)b, (size_t)w->v.cols * sizeof(float), e);
+  if (rc < 0) return rc;
   rows_job j = {.be = (sh_cpu *)b, .w = w, .ids = ids, .y = y, .n = n, .cols = (int)w->v.cols};
   run_rows(embed_item, &j);
   return 0;
@@ -227,6 +285,7 @@ static const sh_backend_ops cpu_ops = {
     .tensor_read = cpu_tensor_read,
     .weight_bind = cpu_weight_bind,
     .weight_free = cpu_weight_free,
+    .weight_kernel = cpu_weight_kernel,
     .cache_new = sh_cpu_cache_new,
     .cache_free = sh_cpu_cache_free,
     .slot_zero = sh_cpu_slot_zero,

@@ -76,7 +76,7 @@ int sh_cpu_rope_need(sh_cpu *be, int rows, int half, sh_error *e);
 
 /* --- linear.c */
 /* y[t] = x[t] W^T for rows at x + t * x_stride, y + t * y_stride; runs on the pool. scratch: sh_cpu_matmul_bytes(n, w->cols); the workers'
- * scratch must hold gemm_floats(w->cols). */
+ * scratch must be what sh_cpu_linear_reserve asks for w->cols, or hold sh_cpu_item_bytes(w->cols). */
 void sh_cpu_matmul(sh_cpu *be, uint8_t *scratch, const sh_wview *w, const float *x, int64_t x_stride, int n, const float *bias, bool add,
                    float *y, int64_t y_stride);
 size_t sh_cpu_matmul_bytes(const sh_cpu *be, int n, int64_t cols);

@@ -28,11 +28,52 @@ typedef struct mm_job {
 
 static int min_int(int a, int b) { return a < b ? a : b; }
 
+/* --- Weights whose stored columns are in another order than the inputs (perm): the activations are brought into the stored order, once for
+ * all weight rows of a call or item, and everything after that is as without. */
+
+static void in_stored_order(const sh_wview *w, const float *x, float *out) {
+  for (int64_t c = 0; c < w->cols; c++) out[c] = x[w->perm[c]];
+}
+
+/* Packs n rows of x for w. work: work_floats(cols) floats. */
+static void pack_rows(const sh_kernels *k, const sh_wview *w, const float *const *x, int n, float *work, float *packed) {
+  if (!w->perm) {
+    k->pack(x, n, w->cols, packed);
+    return;
+  }
+  for (int t0 = 0; t0 < n; t0 += SH_PACK_STEP) {
+    int m = min_int(SH_PACK_STEP, n - t0);
+    const float *row[SH_PACK_STEP];
+    for (int t = 0; t < m; t++) {
+      row[t] = work + t * w->cols;
+      in_stored_order(w, x[t0 + t], work + t * w->cols);
+    }
+    k->pack(row, m, w->cols, packed + k->pack_floats(t0, w->cols));
+  }
+}
+
+/* What a worker needs for an item: gemm's scratch or pack_rows's. */
+static size_t work_floats(const sh_cpu *be, int64_t k) {
+  size_t gemm = be->k.gemm_floats(k), gather = SH_PACK_STEP * (size_t)k;
+  return gemm > gather ? gemm : gather;
+}
+
+/* --- A product of a call: items on the pool. */
+
 static void pack_item(void *ctx, int item, int worker) {
-  (void)worker;
   mm_job *j = ctx;
   int t0 = item * 4 * SH_PACK_STEP, n = min_int(4 * SH_PACK_STEP, j->n - t0);
-  j->be->k.pack(j->x + t0, n, j->w->cols, j->packed + j->be->k.pack_floats(t0, j->w->cols));
+  pack_rows(&j->be->k, j->w, j->x + t0, n, (float *)(void *)j->be->scratch.worker[worker],
+            j->packed + j->be->k.pack_floats(t0, j->w->cols));
+}
+
+/* Few rows are not packed; their copies in the stored order lie where packed rows would. */
+static void gather_item(void *ctx, int item, int worker) {
+  (void)worker;
+  mm_job *j = ctx;
+  float *row = j->packed + item * j->w->cols;
+  in_stored_order(j->w, j->x[item], row);
+  j->x[item] = row;
 }
 
 static void mm_item(void *ctx, int item, int worker) {
@@ -40,11 +81,9 @@ static void mm_item(void *ctx, int item, int worker) {
   const sh_kernels *k = &j->be->k;
   int r0 = item % j->n_row_blocks * j->rows, t0 = item / j->n_row_blocks * j->toks;
   sh_mm mm = {
-      .type = j->w->type,
-      .w = j->w->data + (size_t)r0 * j->w->row_bytes,
-      .row_bytes = j->w->row_bytes,
+      .w = j->w,
+      .r0 = r0,
       .n_rows = (int)(j->w->rows - r0 < j->rows ? j->w->rows - r0 : j->rows),
-      .k = j->w->cols,
       .n_tok = min_int(j->toks, j->n - t0),
       .x = j->x + t0,
       .y = j->y + t0,
@@ -107,13 +146,14 @@ void sh_cpu_matmul(sh_cpu *be, uint8_t *scratch, const sh_wview *w, const float 
     }
     j.packed_rows = j.n > be->k.dot_tokens(w->type);
     if (j.packed_rows) sh_pool_run(be->pool, pack_item, &j, (j.n + 4 * SH_PACK_STEP - 1) / (4 * SH_PACK_STEP));
+    else if (w->perm) sh_pool_run(be->pool, gather_item, &j, j.n);
     sh_pool_run(be->pool, mm_item, &j, plan(&j));
   }
 }
 
 int sh_cpu_linear_reserve(sh_cpu *be, int max_tokens, int64_t max_cols, sh_error *e) {
   int rc = sh_cpu_shared_need(be, sh_cpu_matmul_bytes(be, max_tokens, max_cols), e);
-  return rc == 0 ? sh_cpu_worker_need(be, be->k.gemm_floats(max_cols) * sizeof(float), e) : rc;
+  return rc == 0 ? sh_cpu_worker_need(be, work_floats(be, max_cols) * sizeof(float), e) : rc;
 }
 
 int sh_cpu_linear(sh_backend *b, const sh_weight *w, const sh_tensor *x, int n, const sh_tensor *bias, bool add, sh_tensor *y,
@@ -128,26 +168,43 @@ int sh_cpu_linear(sh_backend *b, const sh_weight *w, const sh_tensor *x, int n, 
   return rc;
 }
 
+/* --- Products inside an item. */
+
 size_t sh_cpu_item_bytes(const sh_cpu *be, int64_t k) {
   sh_cut c = {0};
   sh_cut_take(&c, be->k.pack_floats(SH_CPU_ITEM_TOKENS, k), sizeof(float));
-  sh_cut_take(&c, be->k.gemm_floats(k), sizeof(float));
+  sh_cut_take(&c, work_floats(be, k), sizeof(float));
   return c.used;
+}
+
+/* dot on copies of the rows in the stored order; copies: [n_tok, k]. */
+static void dot_gathered(const sh_kernels *k, const sh_mm *mm, float *copies) {
+  const float *x[SH_CPU_ITEM_TOKENS];
+  for (int t = 0; t < mm->n_tok; t++) {
+    x[t] = copies + t * mm->w->cols;
+    in_stored_order(mm->w, mm->x[t], copies + t * mm->w->cols);
+  }
+  sh_mm m = *mm;
+  m.x = x;
+  k->dot(&m);
 }
 
 void sh_cpu_item_mm(const sh_cpu *be, sh_mm *mm, int n, uint8_t *scratch) {
   const sh_kernels *k = &be->k;
+  int64_t cols = mm->w->cols;
   sh_cut c = {.p = scratch};
-  float *packed = sh_cut_take(&c, k->pack_floats(SH_CPU_ITEM_TOKENS, mm->k), sizeof(float));
-  float *work = sh_cut_take(&c, k->gemm_floats(mm->k), sizeof(float));
-  bool is_packed = false;
+  float *packed = sh_cut_take(&c, k->pack_floats(SH_CPU_ITEM_TOKENS, cols), sizeof(float));
+  float *work = sh_cut_take(&c, work_floats(be, cols), sizeof(float));
+  const sh_wview *packed_for = NULL;
   for (int i = 0; i < n; i++) {
-    if (mm[i].n_tok <= k->dot_tokens(mm[i].type)) {
-      k->dot(&mm[i]);
+    const sh_wview *w = mm[i].w;
+    if (mm[i].n_tok <= k->dot_tokens(w->type)) {
+      if (!w->perm) k->dot(&mm[i]);
+      else dot_gathered(k, &mm[i], packed), packed_for = NULL;
       continue;
     }
-    if (!is_packed) k->pack(mm[i].x, mm[i].n_tok, mm[i].k, packed);
-    is_packed = true;
+    if (!packed_for || packed_for->perm != w->perm) pack_rows(k, w, mm[i].x, mm[i].n_tok, work, packed);
+    packed_for = w;
     mm[i].packed = packed;
     mm[i].scratch = work;
     k->gemm(&mm[i]);

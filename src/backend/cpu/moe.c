@@ -117,9 +117,8 @@ static void shared_weights(moe_job *j) {
 
 /* Rows of w from r0 on, into y. */
 static void set_weight(sh_mm *mm, const sh_weight *w, int r0, float *const *y) {
-  mm->type = w->v.type;
-  mm->w = w->v.data + (size_t)r0 * w->v.row_bytes;
-  mm->row_bytes = w->v.row_bytes;
+  mm->w = &w->v;
+  mm->r0 = r0;
   mm->y = y;
 }
 
@@ -138,7 +137,7 @@ static void expert_h(const moe_job *j, const sh_weight *gate, const sh_weight *u
       yg[i] = mem.gate + i * ROWS;
       yu[i] = mem.up + i * ROWS;
     }
-    sh_mm mm[2] = {{.n_rows = rows, .k = j->hidden, .n_tok = m, .x = x}};
+    sh_mm mm[2] = {{.n_rows = rows, .n_tok = m, .x = x}};
     mm[1] = mm[0];
     set_weight(&mm[0], gate, r0, yg);
     set_weight(&mm[1], up, r0, yu);
@@ -171,7 +170,7 @@ static void expert_y(const moe_job *j, const sh_weight *down, int r0, int rows, 
       x[i] = h + (size_t)(s0 + i) * (size_t)ffn;
       y[i] = j->y + (token ? token[s0 + i] : s0 + i) * j->y_stride;
     }
-    sh_mm mm = {.n_rows = rows, .k = ffn, .n_tok = m, .x = x, .y0 = r0, .scale = weight + s0};
+    sh_mm mm = {.n_rows = rows, .n_tok = m, .x = x, .y0 = r0, .scale = weight + s0};
     set_weight(&mm, down, r0, y);
     sh_cpu_item_mm(j->be, &mm, 1, scratch);
   }

@@ -12,9 +12,7 @@
 
 enum { STEP = 256 }; /* weights expanded at a time: a multiple of every block size */
 
-void sh_kern_dequant_ref(sh_dtype type, const uint8_t *row, int64_t k0, int64_t n, float *y) {
-  sh_dequant(type, row + k0 / sh_dtype_block(type) * sh_dtype_block_bytes(type), n, y);
-}
+void sh_kern_dequant_ref(const sh_wview *w, int64_t row, int64_t k0, int64_t n, float *y) { sh_dequant_cols(w, row, k0, n, y); }
 
 /* Adds n products to the chains; n is a multiple of 8 in all calls but a row's last. */
 static void dot_step(const float *w, const float *x, int64_t n, double *sum) {
@@ -36,12 +34,13 @@ static void put(const sh_mm *a, int t, int r, double sum) {
 
 void sh_kern_dot_ref(const sh_mm *a) {
   float w[STEP];
+  int64_t k = a->w->cols;
   for (int r = 0; r < a->n_rows; r++) {
     for (int t = 0; t < a->n_tok; t++) {
       double sum[8] = {0};
-      for (int64_t i = 0; i < a->k; i += STEP) {
-        int64_t n = a->k - i < STEP ? a->k - i : STEP;
-        sh_kern_dequant_ref(a->type, a->w + (size_t)r * a->row_bytes, i, n, w);
+      for (int64_t i = 0; i < k; i += STEP) {
+        int64_t n = k - i < STEP ? k - i : STEP;
+        sh_dequant_cols(a->w, a->r0 + r, i, n, w);
         dot_step(w, a->x[t] + i, n, sum);
       }
       put(a, t, r, chains_sum(sum));
@@ -55,11 +54,12 @@ int sh_kern_dot_tokens_ref(sh_dtype type) {
 }
 
 void sh_kern_gemm_ref(const sh_mm *a) {
+  int64_t k = a->w->cols;
   for (int r = 0; r < a->n_rows; r++) {
-    sh_kern_dequant_ref(a->type, a->w + (size_t)r * a->row_bytes, 0, a->k, a->scratch);
+    sh_dequant_cols(a->w, a->r0 + r, 0, k, a->scratch);
     for (int t = 0; t < a->n_tok; t++) {
       double sum[8] = {0};
-      dot_step(a->scratch, a->packed + t * a->k, a->k, sum);
+      dot_step(a->scratch, a->packed + t * k, k, sum);
       put(a, t, r, chains_sum(sum));
     }
   }

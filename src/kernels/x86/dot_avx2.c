@@ -23,11 +23,12 @@ void sh_kern_put_avx2(const sh_mm *a, int t, int r, float v) {
 }
 
 typedef struct tile {
+  const sh_wview *v;
   const uint8_t *w[8]; /* R rows; rows past the end repeat the last one and are not stored */
+  int64_t row[8];      /* their numbers in v */
   const float *x[MAX_T];
   int64_t k;
-  size_t row_len; /* bytes of a row's weights */
-  size_t ahead;   /* bytes from a row to the one R rows on */
+  size_t ahead; /* bytes from a row to the one R rows on */
 } tile;
 
 /* acc += the vectors of weight row pointers p (at byte `off`) times x at k. */
@@ -43,11 +44,11 @@ typedef struct tile {
   } while (0)
 
 /* Thirty-two weights of one row at a time: a block's scale stays in a register. */
-SH_INLINE void step_row(const sh_dtype type, const tile *a, const int T, const uint8_t *p, int64_t k, v8 *acc) {
-  w_block b = w_open(type, p);
+SH_INLINE void step_row(const sh_dtype type, const tile *a, const int T, const uint8_t *p, w_block b, int64_t k, v8 *acc) {
+  v8 w[4];
+  w_vecs(type, p, b, w);
   _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++) {
-    v8 w = w_vec(type, p, v, b);
-    _Pragma("GCC unroll 8") for (int t = 0; t < T; t++) acc[t] = v8_fma(w, v8_load(a->x[t] + k + 8 * v), acc[t]);
+    _Pragma("GCC unroll 8") for (int t = 0; t < T; t++) acc[t] = v8_fma(w[v], v8_load(a->x[t] + k + 8 * v), acc[t]);
   }
 }
 
@@ -63,53 +64,112 @@ SH_INLINE void tile_q6_k(const tile *a, const int R, const int T, v8 *acc) {
   }
 }
 
-SH_INLINE void tile_tail(const sh_dtype type, const tile *a, const int R, const int T, int64_t k, size_t off, v8 *acc) {
-  const size_t one = type == SH_F32 ? 32 : 16; /* bytes of eight weights */
-  w_block none = {.d = v8_zero(), .m = v8_zero()};
-  while (k + 8 <= a->k) {
-    STEP_VEC(w_vec(type, a->w[r] + off, 0, none));
-    off += one;
+/* Two runs of 32 weights share their bytes: of each row both are taken before the next row. */
+SH_INLINE void tile_k(const sh_dtype type, const tile *a, const int R, const int T, v8 *acc) {
+  const size_t step = type == SH_Q4_K ? 144 : 176;
+  const bool bytes = type == SH_Q5_K || T > 2; /* two runs of 32 integers in registers are too many beside 12 accumulators */
+  w_block_k b[4];
+  size_t off = 0;
+  for (int64_t k = 0; k < a->k; off += step) {
+    for (size_t i = 0; i < R * step; i += 64) _mm_prefetch((const char *)a->w[0] + a->ahead + off * R + i, _MM_HINT_T1);
+    _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) w_open_k(a->w[r] + off, &b[r]);
+    _Pragma("GCC unroll 4") for (int pair = 0; pair < 8; pair += 2, k += 64) {
+      _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) {
+        _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++) {
+          w_block run = w_run_k(type, a->w[r] + off, &b[r], pair + i, bytes);
+          _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++) {
+            v8 w = w_vec_k(a->w[r] + off, pair + i, v, run, bytes);
+            _Pragma("GCC unroll 8") for (int t = 0; t < T; t++) acc[r * T + t] =
+                v8_fma(w, v8_load(a->x[t] + k + 32 * i + 8 * v), acc[r * T + t]);
+          }
+        }
+      }
+    }
   }
-  int n = (int)(a->k - k);
+}
+
+/* The vectors left over by steps of 32, to column `end`; a part of a vector only at the end of the row. b: of each row. */
+SH_INLINE void tile_tail(const sh_dtype type, const tile *a, const int R, const int T, int64_t k, int64_t end, const w_block *b, v8 *acc) {
+  const size_t one = w_step(type) / 4; /* bytes of eight weights */
+  size_t off = (size_t)k / 8 * one;
+  for (; k + 8 <= end; off += one) STEP_VEC(w_vec(type, a->w[r] + off, 0, b[r]));
+  int n = (int)(end - k);
   if (n == 0) return;
-  for (int r = 0; r < R; r++) {
-    v8 w = w_tail(type, a->w[r] + off, n);
-    for (int t = 0; t < T; t++) acc[r * T + t] = v8_fma(w, _mm256_maskload_ps(a->x[t] + k, v8_mask(n)), acc[r * T + t]);
+  _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) {
+    v8 w = w_tail(type, a->w[r] + off, n, b[r]);
+    _Pragma("GCC unroll 8") for (int t = 0; t < T; t++) acc[r * T + t] =
+        v8_fma(w, _mm256_maskload_ps(a->x[t] + k, v8_mask(n)), acc[r * T + t]);
+  }
+}
+
+/* Weights with scales beside them, one group of columns after the other. */
+SH_INLINE void tile_groups(const sh_dtype type, const tile *a, const int R, const int T, v8 *acc) {
+  const size_t step = w_step(type);
+  const int64_t group = a->v->group, n = (a->k + group - 1) / group;
+  w_groups g[4];
+  int64_t k = 0;
+  for (int r = 0; r < R; r++) w_groups_row(type, a->v, a->row[r], &g[r]);
+  for (int64_t i = 0; k < a->k; i++) {
+    const int j = (int)(i % W_GROUPS);
+    int64_t end = a->k - k > group ? k + group : a->k;
+    for (int r = 0; j == 0 && r < R; r++) w_groups_at(type, a->v, &g[r], i, n, n);
+    w_block b[4];
+    _Pragma("GCC unroll 4") for (int r = 0; r < R; r++) b[r] = w_group_block(&g[r], j);
+    size_t off = (size_t)k / 8 * (step / 4);
+    for (; k + 32 <= end; off += step) {
+      _Pragma("GCC unroll 8") for (size_t ahead = 0; ahead < R * step; ahead += 64)
+          _mm_prefetch((const char *)a->w[0] + a->ahead + off * R + ahead, _MM_HINT_T1);
+      if (T == 1 && type != SH_F8_E4M3) { /* rows side by side, for there is one chain in each */
+        STEP_VEC(w_vec(type, a->w[r] + off, 0, b[r]));
+        STEP_VEC(w_vec(type, a->w[r] + off, 1, b[r]));
+        STEP_VEC(w_vec(type, a->w[r] + off, 2, b[r]));
+        STEP_VEC(w_vec(type, a->w[r] + off, 3, b[r]));
+        continue;
+      }
+      _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) step_row(type, a, T, a->w[r] + off, b[r], k, acc + r * T);
+      k += 32;
+    }
+    if (k == end) continue;
+    tile_tail(type, a, R, T, k, end, b, acc);
+    k = end;
   }
 }
 
 SH_INLINE void tile_sum(const sh_dtype type, const tile *a, const int R, const int T, v8 *acc) {
-  if (type == SH_Q6_K) {
-    tile_q6_k(a, R, T, acc);
-    return;
-  }
+  if (type == SH_Q6_K) return tile_q6_k(a, R, T, acc);
+  if (w_is_k(type)) return tile_k(type, a, R, T, acc);
+  if (w_has_groups(type)) return tile_groups(type, a, R, T, acc);
   const size_t step = w_step(type);
+  const w_block none[8] = {{.d = v8_zero()}};
   int64_t k = 0;
   size_t off = 0;
   for (; k + 32 <= a->k; off += step) {
     _Pragma("GCC unroll 8") for (size_t i = 0; i < R * step; i += 64)
         _mm_prefetch((const char *)a->w[0] + a->ahead + off * R + i, _MM_HINT_T1);
     if (T > 1 && !w_has_blocks(type)) {
-      w_block none = {.d = v8_zero(), .m = v8_zero()};
-      STEP_VEC(w_vec(type, a->w[r] + off, 0, none));
-      STEP_VEC(w_vec(type, a->w[r] + off, 1, none));
-      STEP_VEC(w_vec(type, a->w[r] + off, 2, none));
-      STEP_VEC(w_vec(type, a->w[r] + off, 3, none));
+      STEP_VEC(w_vec(type, a->w[r] + off, 0, none[0]));
+      STEP_VEC(w_vec(type, a->w[r] + off, 1, none[0]));
+      STEP_VEC(w_vec(type, a->w[r] + off, 2, none[0]));
+      STEP_VEC(w_vec(type, a->w[r] + off, 3, none[0]));
       continue;
     }
-    _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) step_row(type, a, T, a->w[r] + off, k, acc + r * T);
+    _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) step_row(type, a, T, a->w[r] + off, w_open(type, a->w[r] + off), k, acc + r * T);
     k += 32;
   }
-  if (!w_has_blocks(type)) tile_tail(type, a, R, T, k, off, acc);
+  if (!w_has_blocks(type)) tile_tail(type, a, R, T, k, a->k, none, acc);
 }
 
 /* All weight rows of mm against activation rows [t0, t0 + T). */
 SH_INLINE void run_rows(const sh_dtype type, const int T, const sh_mm *mm, int t0, int r0, int r1) {
   const int R = ROWS_OF(T);
-  tile a = {.k = mm->k, .row_len = (size_t)mm->k / 32 * w_step(type), .ahead = (size_t)R * mm->row_bytes};
+  const sh_wview *v = mm->w;
+  tile a = {.v = v, .k = v->cols, .ahead = (size_t)R * v->row_bytes};
   for (int t = 0; t < T; t++) a.x[t] = mm->x[t0 + t];
   for (int r = r0; r < r1; r += R) {
-    for (int i = 0; i < R; i++) a.w[i] = mm->w + (size_t)(r + i < r1 ? r + i : r1 - 1) * mm->row_bytes;
+    for (int i = 0; i < R; i++) {
+      a.row[i] = mm->r0 + (r + i < r1 ? r + i : r1 - 1);
+      a.w[i] = v->data + (size_t)a.row[i] * v->row_bytes;
+    }
     v8 acc[8 * MAX_T];
     _Pragma("GCC unroll 16") for (int i = 0; i < R * T; i++) acc[i] = v8_zero();
     tile_sum(type, &a, R, T, acc);
@@ -141,15 +201,31 @@ INSTANCES(rows_q8_0, SH_Q8_0)
 INSTANCES(rows_q4_0, SH_Q4_0)
 INSTANCES(rows_q4_1, SH_Q4_1)
 INSTANCES(rows_q6_k, SH_Q6_K)
+INSTANCES(rows_q5_0, SH_Q5_0)
+INSTANCES(rows_q5_1, SH_Q5_1)
+INSTANCES(rows_q4_k, SH_Q4_K)
+INSTANCES(rows_q5_k, SH_Q5_K)
+INSTANCES(rows_iq4_nl, SH_IQ4_NL)
+INSTANCES(rows_i4, SH_I4)
+INSTANCES(rows_i4_f32, W_I4_F32)
+INSTANCES(rows_f8_e4m3, SH_F8_E4M3)
 
-static rows_fn *const *instances_of(sh_dtype type) {
-  switch (type) {
+static rows_fn *const *instances_of(const sh_wview *w) {
+  switch (w_type(w)) {
   case SH_F32: return rows_f32;
   case SH_F16: return rows_f16;
   case SH_BF16: return rows_bf16;
   case SH_Q8_0: return rows_q8_0;
   case SH_Q4_0: return rows_q4_0;
   case SH_Q4_1: return rows_q4_1;
+  case SH_Q5_0: return rows_q5_0;
+  case SH_Q5_1: return rows_q5_1;
+  case SH_Q4_K: return rows_q4_k;
+  case SH_Q5_K: return rows_q5_k;
+  case SH_IQ4_NL: return rows_iq4_nl;
+  case SH_I4: return rows_i4;
+  case W_I4_F32: return rows_i4_f32;
+  case SH_F8_E4M3: return rows_f8_e4m3;
   default: return rows_q6_k;
   }
 }
@@ -157,7 +233,7 @@ static rows_fn *const *instances_of(sh_dtype type) {
 /* Activation rows are taken in groups of at most four; a block of weight rows stays in L1 or L2 between the groups. */
 void sh_kern_dot_avx2(const sh_mm *a) {
   enum { BLOCK = 12 }; /* a multiple of every ROWS_OF, so that only the last block has repeated rows */
-  rows_fn *const *fn = instances_of(a->type);
+  rows_fn *const *fn = instances_of(a->w);
   for (int r = 0; r < a->n_rows; r += BLOCK) {
     int r1 = r + BLOCK < a->n_rows ? r + BLOCK : a->n_rows;
     for (int t = 0; t < a->n_tok;) {
@@ -169,4 +245,17 @@ void sh_kern_dot_avx2(const sh_mm *a) {
 }
 
 /* Measured: dot converts weights once per four activation rows, which costs most where the conversion does. */
-int sh_kern_dot_tokens_avx2(sh_dtype type) { return type == SH_Q6_K ? 3 : w_has_blocks(type) ? 8 : 24; }
+int sh_kern_dot_tokens_avx2(sh_dtype type) {
+  switch (type) {
+  case SH_F32:
+  case SH_F16:
+  case SH_BF16: return 24;
+  case SH_Q8_0:
+  case SH_Q4_0:
+  case SH_Q4_1: return 8;
+  case SH_I4:
+  case SH_F8_E4M3: return 7;
+  case SH_Q6_K: return 3;
+  default: return 6;
+  }
+}

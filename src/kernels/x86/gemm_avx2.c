@@ -34,9 +34,43 @@ SH_INLINE void expand_type(const sh_dtype type, const uint8_t *p, int64_t k, flo
     v8_store(out + 8 * stride * (i + 3), w_vec(type, p, 3, b));
   }
   if (w_has_blocks(type)) return;
-  w_block none = {.d = v8_zero(), .m = v8_zero()};
-  for (; (i + 1) * 8 <= k; i++, p += type == SH_F32 ? 32 : 16) v8_store(out + 8 * stride * i, w_vec(type, p, 0, none));
-  if (i * 8 < k) v8_store(out + 8 * stride * i, w_tail(type, p, (int)(k - i * 8)));
+  w_block none = {.d = v8_zero()};
+  for (; (i + 1) * 8 <= k; i++, p += w_step(type) / 4) v8_store(out + 8 * stride * i, w_vec(type, p, 0, none));
+  if (i * 8 < k) v8_store(out + 8 * stride * i, w_tail(type, p, (int)(k - i * 8), none));
+}
+
+SH_INLINE void expand_k(const sh_dtype type, const uint8_t *p, int64_t k, float *out, const int64_t stride) {
+  for (int64_t i = 0; i * 8 < k; p += type == SH_Q4_K ? 144 : 176) {
+    w_block_k b;
+    w_open_k(p, &b);
+    _Pragma("GCC unroll 8") for (int r = 0; r < 8; r++, i += 4) {
+      w_block run = w_run_k(type, p, &b, r, type == SH_Q5_K);
+      _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++) v8_store(out + 8 * stride * (i + v), w_vec_k(p, r, v, run, type == SH_Q5_K));
+    }
+  }
+}
+
+/* Columns [k0, k0 + k) of a row of groups; k0 a multiple of 8. */
+SH_INLINE void expand_groups(const sh_dtype type, const sh_wview *w, int64_t row, int64_t k0, int64_t k, float *out, const int64_t stride) {
+  const size_t one = w_step(type) / 4; /* bytes of eight weights */
+  const uint8_t *p = w->data + (size_t)row * w->row_bytes + (size_t)k0 / 8 * one;
+  const int64_t last = k0 + k, n = (w->cols + w->group - 1) / w->group, stop = (last + w->group - 1) / w->group;
+  w_groups groups;
+  w_groups_row(type, w, row, &groups);
+  for (int64_t g = k0 / w->group, g0 = g; k0 < last; g++) {
+    int64_t end = (g + 1) * w->group < last ? (g + 1) * w->group : last;
+    if ((g - g0) % W_GROUPS == 0) w_groups_at(type, w, &groups, g, stop, n);
+    w_block b = w_group_block(&groups, (int)((g - g0) % W_GROUPS));
+    for (; k0 + 32 <= end; k0 += 32, p += 4 * one, out += 32 * stride) {
+      v8 v[4];
+      w_vecs(type, p, b, v);
+      for (int i = 0; i < 4; i++) v8_store(out + 8 * stride * i, v[i]);
+    }
+    for (; k0 + 8 <= end; k0 += 8, p += one, out += 8 * stride) v8_store(out, w_vec(type, p, 0, b));
+    if (k0 == end) continue;
+    v8_store(out, w_tail(type, p, (int)(end - k0), b));
+    k0 = end;
+  }
 }
 
 static void expand_q6_k(const uint8_t *p, int64_t k, float *out, int64_t stride) {
@@ -47,32 +81,40 @@ static void expand_q6_k(const uint8_t *p, int64_t k, float *out, int64_t stride)
   }
 }
 
-/* Whole vectors are written: a row's last one is padded with zeros. */
-static void expand(sh_dtype type, const uint8_t *p, int64_t k, float *out, int64_t stride) {
-  switch (type) {
+/* Bytes of the first k weights of a row. */
+static size_t offset_of(sh_dtype type, int64_t k) {
+  return (size_t)((k + sh_dtype_block(type) - 1) / sh_dtype_block(type)) * (size_t)sh_dtype_block_bytes(type);
+}
+
+/* Columns [k0, k0 + k) of a row. Whole vectors are written: a row's last one is padded with zeros. */
+static void expand(const sh_wview *w, int64_t row, int64_t k0, int64_t k, float *out, int64_t stride) {
+  const uint8_t *p = w->data + (size_t)row * w->row_bytes + offset_of(w->type, k0);
+  switch (w_type(w)) {
   case SH_F32: expand_type(SH_F32, p, k, out, stride); break;
   case SH_F16: expand_type(SH_F16, p, k, out, stride); break;
   case SH_BF16: expand_type(SH_BF16, p, k, out, stride); break;
   case SH_Q8_0: expand_type(SH_Q8_0, p, k, out, stride); break;
   case SH_Q4_0: expand_type(SH_Q4_0, p, k, out, stride); break;
   case SH_Q4_1: expand_type(SH_Q4_1, p, k, out, stride); break;
+  case SH_Q5_0: expand_type(SH_Q5_0, p, k, out, stride); break;
+  case SH_Q5_1: expand_type(SH_Q5_1, p, k, out, stride); break;
+  case SH_IQ4_NL: expand_type(SH_IQ4_NL, p, k, out, stride); break;
+  case SH_Q4_K: expand_k(SH_Q4_K, p, k, out, stride); break;
+  case SH_Q5_K: expand_k(SH_Q5_K, p, k, out, stride); break;
+  case SH_I4: expand_groups(SH_I4, w, row, k0, k, out, stride); break;
+  case W_I4_F32: expand_groups(W_I4_F32, w, row, k0, k, out, stride); break;
+  case SH_F8_E4M3: expand_groups(SH_F8_E4M3, w, row, k0, k, out, stride); break;
   default: expand_q6_k(p, k, out, stride); break;
   }
 }
 
-/* Bytes of the first k weights of a row. */
-static size_t offset_of(sh_dtype type, int64_t k) {
-  return type == SH_Q6_K      ? (size_t)k / 256 * 210
-         : w_has_blocks(type) ? (size_t)k / 32 * w_step(type)
-                              : (size_t)k * (type == SH_F32 ? 4 : 2);
-}
-
-void sh_kern_dequant_avx2(sh_dtype type, const uint8_t *row, int64_t k0, int64_t n, float *y) {
+void sh_kern_dequant_avx2(const sh_wview *w, int64_t row, int64_t k0, int64_t n, float *y) {
   int64_t whole = n & ~(int64_t)7;
-  expand(type, row + offset_of(type, k0), whole, y, 1);
+  float last[8];
+  expand(w, row, k0, whole, y, 1);
   if (whole == n) return;
-  v8 last = w_tail(type, row + offset_of(type, k0 + whole), (int)(n - whole));
-  v8_store_n(y + whole, last, (int)(n - whole));
+  expand(w, row, k0 + whole, n - whole, last, 1);
+  memcpy(y + whole, last, (size_t)(n - whole) * sizeof *y);
 }
 
 /* --- Packing activations: panel p holds rows 4p .. 4p + 3 as [vector][row][8]; missing rows repeat the last one. */
@@ -119,11 +161,8 @@ static void panel_step(const float *x, const float *w, int64_t n, bool first, fl
 /* Values [k0, k0 + n) of weight rows [r0, r0 + rows) as panels [panel][vector][3][8] of nv vectors; rows past the end repeat the last one.
  */
 static void expand_panels(const sh_mm *a, int r0, int rows, int64_t k0, int64_t n, int64_t nv, float *out) {
-  size_t off = offset_of(a->type, k0);
-  for (int r = 0; r < rows; r++) {
-    const uint8_t *row = a->w + (size_t)(r0 + r < a->n_rows ? r0 + r : a->n_rows - 1) * a->row_bytes + off;
-    expand(a->type, row, n, out + (r / R * nv * R + r % R) * 8, R);
-  }
+  for (int r = 0; r < rows; r++)
+    expand(a->w, a->r0 + (r0 + r < a->n_rows ? r0 + r : a->n_rows - 1), k0, n, out + (r / R * nv * R + r % R) * 8, R);
 }
 
 /* Bytes of the weight rows that come next, asked for a few lines at a time and in the order of memory: all at once they would fill the
@@ -136,8 +175,8 @@ typedef struct ahead {
 static ahead ahead_of(const sh_mm *a, int r0, int rows, int64_t steps) {
   if (r0 >= a->n_rows) return (ahead){0};
   if (rows > a->n_rows - r0) rows = a->n_rows - r0;
-  const uint8_t *p = a->w + (size_t)r0 * a->row_bytes;
-  size_t len = (size_t)(rows - 1) * a->row_bytes + offset_of(a->type, a->k);
+  const uint8_t *p = a->w->data + (size_t)(a->r0 + r0) * a->w->row_bytes;
+  size_t len = (size_t)(rows - 1) * a->w->row_bytes + offset_of(a->w->type, a->w->cols);
   return (ahead){.p = p, .end = p + len, .per_step = (len / 64 / (size_t)steps + 1) * 64};
 }
 
@@ -156,7 +195,7 @@ typedef struct chunk {
 
 /* Activation panels [t0, t1) over the chunk; acc [t1 - t0][NP][12][8]. */
 static void run_panels(const sh_mm *a, const chunk *c, int t0, int t1, float *acc, ahead *next) {
-  int64_t nv = vectors(a->k);
+  int64_t nv = vectors(a->w->cols);
   for (int64_t v = 0; v < c->n; v += KB) {
     int64_t n = c->n - v < KB ? c->n - v : KB;
     for (int t = t0; t < t1; t++) {
@@ -204,14 +243,14 @@ size_t sh_kern_gemm_floats_avx2(int64_t k) { return ACC_FLOATS + (size_t)SH_GEMM
 /* Weight rows of a block: fewer when 24 of them would leave L2 no room for the next. */
 static int block_rows(const sh_mm *a, bool few) {
   int rows = SH_GEMM_ROWS;
-  while (few && rows > 6 && (size_t)rows * a->row_bytes > 256 * 1024) rows /= 2;
+  while (few && rows > 6 && (size_t)rows * a->w->row_bytes > 256 * 1024) rows /= 2;
   return rows;
 }
 
 void sh_kern_gemm_avx2(const sh_mm *a) {
   bool few = a->n_tok <= FEW;
   float *acc = a->scratch, *w = acc + ACC_FLOATS;
-  int64_t nv = vectors(a->k), step = few && nv > KB ? KB : nv;
+  int64_t nv = vectors(a->w->cols), step = few && nv > KB ? KB : nv;
   int tp = (a->n_tok + T - 1) / T, block = block_rows(a, few);
   for (int r0 = 0; r0 < a->n_rows; r0 += block) {
     int rows = a->n_rows - r0 < block ? a->n_rows - r0 : block;
@@ -219,7 +258,7 @@ void sh_kern_gemm_avx2(const sh_mm *a) {
     ahead next = ahead_of(a, r0 + block, block, (int64_t)tp * c.np * ((nv + KB - 1) / KB));
     for (c.v0 = 0; c.v0 < nv; c.v0 += step) {
       c.n = nv - c.v0 < step ? nv - c.v0 : step;
-      int64_t n = a->k - c.v0 * 8 < c.n * 8 ? a->k - c.v0 * 8 : c.n * 8;
+      int64_t n = a->w->cols - c.v0 * 8 < c.n * 8 ? a->w->cols - c.v0 * 8 : c.n * 8;
       expand_panels(a, r0, c.np * R, c.v0 * 8, n, c.n, w);
       if (few) run_panels(a, &c, 0, tp, acc, &next);
       for (int t = 0; !few && t < tp; t += TB) {

@@ -94,6 +94,145 @@ static void a_q6_k_block_assembles_six_bits_per_weight(void **state) {
   }
 }
 
+/* Bytes from a formula, scales put in place; the numbers are the gguf package's (0.19) for the same bytes. */
+static void blocks_of_any_bytes_equal_the_gguf_package(void **state) {
+  (void)state;
+  static const struct {
+    sh_dtype type;
+    struct {
+      int at, bits;
+    } half[2]; /* bits 0: none */
+    float first[4], last[2];
+    double sum;
+  } CASES[] = {
+      {SH_Q5_0, {{0, 0x2e66}}, {-0x1.ccbp-1, 0x1.998p-1, -0x1.998p-2, 0x1.332p-2}, {0x1.332p-1, -0x1.998p0}, 1.6995849609375},
+      {SH_Q5_1, {{0, 0x2e66}, {2, 0xb00d}}, {0x1.561cp1, 0x1.c5ep0, 0x1.12b8p0, 0x1.162p1}, {0x1.3c84p1, 0x1.e4ap-2}, 53.13525390625},
+      {SH_Q4_K,
+       {{0, 0x1e66}, {2, 0x240d}},
+       {0x1.c4d7p0, -0x1.30b8p-4, 0x1.2df6cp2, 0x1.165eap2},
+       {0x1.4aap0, 0x1.3547p1},
+       395.90960693359375},
+      {SH_Q5_K,
+       {{0, 0x1e66}, {2, 0x240d}},
+       {0x1.2df6cp2, 0x1.18c01p3, 0x1.c4d7p0, 0x1.d31fap2},
+       {-0x1.52cp-6, 0x1.054ap1},
+       914.3829956054688},
+      {SH_IQ4_NL, {{0, 0x2166}}, {0x1.0decp-2, -0x1.18b8p0, 0x1.9a48p-2, 0x1.598p-7}, {0x1.747ep-1, -0x1.c012p-1}, -0.274139404296875},
+      {SH_Q6_K, {{208, 0x1166}}, {-0x1.2e5p-6, 0x1.9faep-4, -0x1.79e4p-4, 0x1.1b6bp-3}, {0x1.acd6ap0, 0x1.75812p0}, 9.65023422241211},
+  };
+  for (size_t c = 0; c < sizeof CASES / sizeof *CASES; c++) {
+    uint8_t b[210];
+    float out[256];
+    int n = sh_dtype_block(CASES[c].type);
+    for (int i = 0; i < sh_dtype_block_bytes(CASES[c].type); i++) b[i] = (uint8_t)((i * i * 37 + i * 101 + 11) >> 2);
+    for (int i = 0; i < 2 && CASES[c].half[i].bits; i++) {
+      b[CASES[c].half[i].at] = (uint8_t)CASES[c].half[i].bits;
+      b[CASES[c].half[i].at + 1] = (uint8_t)(CASES[c].half[i].bits >> 8);
+    }
+    assert_true(sh_dequant_supported(CASES[c].type));
+    sh_dequant(CASES[c].type, b, n, out);
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += (double)out[i];
+    for (int i = 0; i < 4; i++) assert_true(out[i] == CASES[c].first[i]);
+    for (int i = 0; i < 2; i++) assert_true(out[n - 2 + i] == CASES[c].last[i]);
+    assert_true(sum == CASES[c].sum);
+  }
+}
+
+static void e4m3_has_no_infinities_and_one_nan_of_each_sign(void **state) {
+  (void)state;
+  for (int b = 0; b < 256; b++) {
+    int exp = b >> 3 & 15, man = b & 7;
+    float f = sh_f8_e4m3_to_f32((uint8_t)b);
+    if ((b & 0x7f) == 0x7f) {
+      assert_true(isnan(f));
+      continue;
+    }
+    double want = exp ? ldexp(8 + man, exp - 10) : ldexp(man, -9);
+    assert_true((double)f == (b & 0x80 ? -want : want) && !!signbit(f) == b >> 7);
+  }
+  assert_true(sh_f8_e4m3_to_f32(0x7e) == 448);
+  assert_true(sh_f8_e4m3_to_f32(0x01) == 0x1p-9f);
+}
+
+/* Two rows of 48 columns in groups of 16: weight (r, c) holds c % 16, in a group with zero point and scale of its own. */
+static void int4_rows_take_scale_and_zero_point_of_their_group(void **state) {
+  (void)state;
+  uint8_t q[2 * 24], zeros[2 * 3] = {0, 8, 16, 3, 15, 1}, scales[2 * 3 * 4 + 1];
+  static const float S[6] = {1, 0.1f, -2, 0.3f, 1e-30f, 7};
+  for (int i = 0; i < 48; i++) q[i] = (uint8_t)(2 * i % 16 | (2 * i + 1) % 16 << 4);
+  sh_wview v = {.type = SH_I4, .rows = 2, .cols = 48, .data = q, .row_bytes = 24, .group = 16, .scale_rows = 1, .scales = scales + 1};
+  for (int t = 0; t < 3; t++) {
+    v.scale_type = t == 0 ? SH_F32 : t == 1 ? SH_F16 : SH_BF16;
+    v.scale_row_bytes = t == 0 ? 12 : 6;
+    float s[6], row[48], part[20];
+    for (int i = 0; i < 6; i++) {
+      uint16_t h = t == 1 ? sh_f32_to_f16(S[i]) : sh_f32_to_bf16(S[i]);
+      s[i] = t == 0 ? S[i] : t == 1 ? sh_f16_to_f32(h) : sh_bf16_to_f32(h);
+      if (t == 0) memcpy(scales + 1 + 4 * i, &s[i], 4);
+      else memcpy(scales + 1 + 2 * i, &h, 2);
+    }
+    for (int with_zeros = 0; with_zeros < 2; with_zeros++) {
+      v.zeros = with_zeros ? zeros : NULL;
+      v.zero_row_bytes = 3;
+      for (int r = 0; r < 2; r++) {
+        sh_dequant_row(&v, r, row);
+        for (int c = 0; c < 48; c++) assert_true(row[c] == (float)(c % 16 - (with_zeros ? zeros[3 * r + c / 16] : 8)) * s[3 * r + c / 16]);
+        sh_dequant_cols(&v, r, 10, 20, part);
+        assert_memory_equal(part, row + 10, sizeof part);
+      }
+    }
+  }
+}
+
+static void an_order_of_columns_is_undone(void **state) {
+  (void)state;
+  enum { COLS = 320 };
+  uint8_t q[COLS / 2], scale[4];
+  int32_t perm[COLS];
+  float one = 1, row[COLS], stored[COLS];
+  memcpy(scale, &one, 4);
+  for (int i = 0; i < COLS; i++) perm[i] = i * 7 % COLS;
+  for (int i = 0; i < COLS / 2; i++) q[i] = (uint8_t)(i * 29);
+  sh_wview v = {.type = SH_I4,
+                .rows = 1,
+                .cols = COLS,
+                .data = q,
+                .row_bytes = COLS / 2,
+                .group = COLS,
+                .scale_rows = 1,
+                .scales = scale,
+                .scale_type = SH_F32,
+                .scale_row_bytes = 4};
+  sh_dequant_row(&v, 0, stored);
+  v.perm = perm;
+  sh_dequant_row(&v, 0, row);
+  for (int c = 0; c < COLS; c++) assert_true(row[perm[c]] == stored[c]);
+}
+
+/* Blocks of 2 x 48 over 5 x 100: the last ones are short. */
+static void e4m3_blocks_share_scales_between_rows(void **state) {
+  (void)state;
+  uint8_t q[5 * 100];
+  float scales[3 * 3], row[100];
+  for (int i = 0; i < 500; i++) q[i] = (uint8_t)(i * 7 % 127); /* no NaN */
+  for (int i = 0; i < 9; i++) scales[i] = 0.1f * (float)(i + 1);
+  sh_wview v = {.type = SH_F8_E4M3,
+                .rows = 5,
+                .cols = 100,
+                .data = q,
+                .row_bytes = 100,
+                .group = 48,
+                .scale_rows = 2,
+                .scale_type = SH_F32,
+                .scales = (const uint8_t *)scales,
+                .scale_row_bytes = 12};
+  for (int r = 0; r < 5; r++) {
+    sh_dequant_row(&v, r, row);
+    for (int c = 0; c < 100; c++) assert_true(row[c] == sh_f8_e4m3_to_f32(q[100 * r + c]) * scales[r / 2 * 3 + c / 48]);
+  }
+}
+
 static void the_source_may_have_any_alignment(void **state) {
   (void)state;
   uint8_t raw[4 * 8 + 1];
@@ -164,6 +303,36 @@ static void rows_of_the_golden_files_equal_the_gguf_package(void **state) {
        {-0x1.68p-5, -0x1.54p-5, -0x1.14p-5, -0x1.52p-6},
        {-0x1.e8p-9, -0x1.eap-6},
        -1.148305892944336},
+      {"tests/golden/gguf/dense-real-Q5_0.gguf",
+       "blk.3.attn_q.weight",
+       1000,
+       {0x1.dp-4, -0.0f, 0x1.dp-6, 0x1.5cp-5},
+       {0x1.218p-5, -0x1.e28p-5},
+       -0.1011962890625},
+      {"tests/golden/gguf/dense-real-Q5_1.gguf",
+       "blk.0.ffn_down.weight",
+       17,
+       {0x1.1cp-3, -0x1p-5, -0x1.4p-6, 0x1.6p-6},
+       {-0x1.6ap-5, 0x1.93b8p-6},
+       -0.09450149536132812},
+      {"tests/golden/gguf/dense-real-Q4_K_M.gguf",
+       "blk.3.attn_q.weight",
+       1000,
+       {0x1.d7e58p-4, 0x1.c35p-8, 0x1.fb38p-6, 0x1.6035p-5},
+       {0x1.dc2ap-6, -0x1.e434p-5},
+       -0.07199907302856445},
+      {"tests/golden/gguf/dense-real-Q4_K_M.gguf",
+       "token_embd.weight",
+       77,
+       {-0x1.b7bp-4, 0x1.438ep-1, -0x1.b7bp-4, 0x1.04p-6},
+       {0x1.ec6p-4, 0x1.ec6p-4},
+       11.330390930175781},
+      {"tests/golden/gguf/dense-real-Q5_K_M.gguf",
+       "blk.0.attn_qkv.weight",
+       300,
+       {0x1.8cf0cp-5, -0x1.b7aep-7, -0x1.77ccp-6, 0x1.e1f78p-6},
+       {0x1.88a4ep-5, -0x1.e6f42p-5},
+       0.9562137126922607},
   };
   check_rows(ROWS, (int)(sizeof ROWS / sizeof ROWS[0]));
 }
@@ -190,6 +359,11 @@ int main(void) {
       cmocka_unit_test(a_q8_0_block_is_scale_times_integer),
       cmocka_unit_test(q4_blocks_put_low_nibbles_first),
       cmocka_unit_test(a_q6_k_block_assembles_six_bits_per_weight),
+      cmocka_unit_test(blocks_of_any_bytes_equal_the_gguf_package),
+      cmocka_unit_test(e4m3_has_no_infinities_and_one_nan_of_each_sign),
+      cmocka_unit_test(int4_rows_take_scale_and_zero_point_of_their_group),
+      cmocka_unit_test(an_order_of_columns_is_undone),
+      cmocka_unit_test(e4m3_blocks_share_scales_between_rows),
       cmocka_unit_test(the_source_may_have_any_alignment),
       cmocka_unit_test(rows_of_the_golden_files_equal_the_gguf_package),
       cmocka_unit_test(rows_of_smollm2_equal_the_gguf_package),

@@ -47,6 +47,10 @@ static const gold_case GOLD_CASES[] = {
     {"gguf/moe-small-Q4_0.gguf", "gguf/golden.safetensors", "moe-small-Q4_0.", 5e-5f, 0, 0, false},
     {"gguf/moe-small-Q8_0.gguf", "gguf/golden.safetensors", "moe-small-Q8_0.", 5e-5f, 0, 0, false},
     {"gguf/dense-real-Q4_0.gguf", "gguf/golden.safetensors", "dense-real-Q4_0.", 5e-5f, 0, 0, false},
+    {"gguf/dense-real-Q5_0.gguf", "gguf/golden.safetensors", "dense-real-Q5_0.", 5e-5f, 0, 0, false},
+    {"gguf/dense-real-Q5_1.gguf", "gguf/golden.safetensors", "dense-real-Q5_1.", 5e-5f, 0, 0, false},
+    {"gguf/dense-real-Q4_K_M.gguf", "gguf/golden.safetensors", "dense-real-Q4_K_M.", 5e-5f, 0, 0, false},
+    {"gguf/dense-real-Q5_K_M.gguf", "gguf/golden.safetensors", "dense-real-Q5_K_M.", 5e-5f, 0, 0, false},
 };
 enum { N_GOLD_CASES = sizeof GOLD_CASES / sizeof *GOLD_CASES };
 
@@ -163,7 +167,7 @@ static inline void rig_open_path(rig *r, const char *path, rig_opts o) {
   sh_backend_opts bo = {.threads = o.threads, .cpu = o.cpu};
   rig_ok(sh_ckpt_open(&r->ckpt, path, 0, &e), &e);
   rig_ok(sh_backend_cpu_new(&r->be, &bo, &e), &e);
-  rig_ok(sh_model_open(&r->m, r->ckpt, r->be, &e), &e);
+  rig_ok(sh_model_open(&r->m, r->ckpt, r->be, NULL, &e), &e);
   r->V = sh_model_config(r->m)->vocab_size;
   r->H = sh_model_config(r->m)->hidden;
   r->pages_per_seq = (o.max_context - 1) / o.page_size + 1;

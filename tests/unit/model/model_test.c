@@ -186,7 +186,7 @@ static void running_out_of_memory_while_opening_is_an_error(void **state) {
     sh_model *m = NULL;
     sh_model_sizes s = {16, 8, 2, SH_KV_F32, 8, 2, 2, 64};
     sh_mem_fail_after(n);
-    rc = sh_model_open(&m, ckpt, be, &e);
+    rc = sh_model_open(&m, ckpt, be, NULL, &e);
     if (rc == 0) rc = sh_model_reserve(m, &s, &e);
     sh_mem_fail_after(-1);
     if (rc < 0) assert_int_equal(rc, SH_ERR_NOMEM);

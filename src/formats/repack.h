@@ -1,0 +1,37 @@
+/* Quantized modules as views: what lies in the file as the kernels want it is used there; the rest is rewritten once, into memory or into
+ * the repacked-weights cache, a file that later starts only map (formats/repack_cache.c).
+ *
+ * Use: sh_repack_new, sh_repack_add for every module, sh_repack_run, then the views are valid until sh_repack_free. One thread. */
+#ifndef SH_FORMATS_REPACK_H
+#define SH_FORMATS_REPACK_H
+
+#include "formats/quant.h"
+
+typedef struct sh_repack sh_repack;
+
+typedef struct sh_repack_opts {
+  const char *cache_dir; /* NULL: .sheng-cache in the model's folder; "": no cache, memory */
+  int64_t cache_min;     /* bytes; less than that is rewritten into memory at every start. 0: 64 MiB */
+  int threads;           /* 0: every usable core */
+  int lock_wait_ms;      /* how long to wait for a process that writes the same cache; 0: 15 minutes */
+} sh_repack_opts;
+
+/* ck is borrowed and must outlive the views. Caller frees with sh_repack_free. */
+int sh_repack_new(sh_repack **out, const sh_ckpt *ck, sh_error *e);
+void sh_repack_free(sh_repack *r); /* accepts NULL; the views die */
+
+/* An int4 module (not SH_QL_F8). Keeps `view` until sh_repack_run fills it. */
+int sh_repack_add(sh_repack *r, const sh_qmodule *m, sh_wview *view, sh_error *e);
+
+/* o may be NULL. Once. Errors: SH_ERR_FORMAT when an order of columns is broken, SH_ERR_NOMEM. A cache that cannot be written is a log line
+ * and memory, not an error. */
+int sh_repack_run(sh_repack *r, const sh_repack_opts *o, sh_error *e);
+
+/* In place of the run: everything that may be wrong with the modules is looked at, sh_repack_bytes becomes known, nothing is written. */
+int sh_repack_check(sh_repack *r, sh_error *e);
+
+typedef enum sh_repack_where { SH_REPACK_NOTHING, SH_REPACK_MEMORY, SH_REPACK_WRITTEN, SH_REPACK_MAPPED } sh_repack_where;
+sh_repack_where sh_repack_result(const sh_repack *r); /* where the rewritten parts are: this run wrote the cache, or only mapped it */
+size_t sh_repack_bytes(const sh_repack *r);           /* of the rewritten parts */
+
+#endif
