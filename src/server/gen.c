@@ -312,6 +312,8 @@ static void fail(sh_gen *g, const sh_api_error *e) {
     sh_call_answer_error(g->call, e);
     return;
   }
+  for (int i = 0; i < g->n_choices; i++)
+    if (g->choices[i].pending) put_chunk(g, &g->choices[i]); /* what was drawn before */
   sh_buf_puts(&g->sse, "data: ");
   sh_api_error_json(e, &g->sse);
   sh_buf_puts(&g->sse, "\n\ndata: [DONE]\n\n");

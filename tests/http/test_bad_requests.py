@@ -141,11 +141,13 @@ def test_parameters_that_exclude_every_token_are_the_fault_of_the_request(server
 
 def test_a_stream_that_runs_out_of_tokens_says_so(server):
     token = server.post("/tokenize", {"prompt": "x"}).json()["tokens"]
-    assert server.post("/tokenize", {"prompt": "xx"}).json()["tokens"] == token * 2
-    body = completion(allowed_token_ids=token, bad_words=["xx"], stream=True)
-    lines = [x for x in server.post(COMPLETION, body).text.split("\n\n") if x]
-    assert lines[-1] == "data: [DONE]" and "x" in lines[0]
-    error = json.loads(lines[-2].removeprefix("data: "))["error"]
+    word = "x" * 100  # more tokens than the server holds back: the stream has begun before its end
+    assert server.post("/tokenize", {"prompt": word}).json()["tokens"] == token * 100
+    body = completion(allowed_token_ids=token, bad_words=[word], max_tokens=128, stream=True)
+    lines = [x.removeprefix("data: ") for x in server.post(COMPLETION, body).text.split("\n\n") if x]
+    assert lines[-1] == "[DONE]"
+    assert "".join(json.loads(x)["choices"][0]["text"] for x in lines[:-2]) == "x" * 99
+    error = json.loads(lines[-2])["error"]
     assert error["code"] == 400 and error["type"] == "BadRequestError" and error["message"] == EXCLUDED
 
 
