@@ -86,7 +86,9 @@ run: setup
 	@exec ./sheng serve $(MODEL) $(if $(filter $(SMOLLM2),$(MODEL)),--served-model-name SmolLM2-135M-Instruct) --host $(HOST) --port $(PORT) $(ARGS)
 
 test: setup-test
-	@$(MAKE) --no-print-directory all check http
+	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory http
 
 setup:
 	@sh tools/setup.sh
@@ -116,8 +118,8 @@ http: sheng $(VENV)/ready
 # everything that takes long: sanitizers over the unit and HTTP tests, fuzz corpora and a bounded run of every driver
 check-full: setup-test
 	@$(MAKE) --no-print-directory test
-	@$(MAKE) --no-print-directory SANITIZER=address check http fuzz
-	@$(MAKE) --no-print-directory SANITIZER=thread check http
+	@for s in address thread; do for t in check http; do $(MAKE) --no-print-directory SANITIZER=$$s $$t || exit 1; done; done
+	@$(MAKE) --no-print-directory SANITIZER=address fuzz
 
 FUZZ_BINS := $(FUZZ_SRCS:%.c=$(B)/%)
 FUZZ_ITERATIONS ?= 20000
