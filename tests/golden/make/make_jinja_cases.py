@@ -310,6 +310,17 @@ dict(a=1, b=2)
 dict([('a', 1)])
 dict({'a': 1}, b=2)
 dict(1)
+dict.from_keys([('a', 1)])
+dict['from_keys']([('a', 1)])
+dict.fromkeys(ls)
+dict.fromkeys('aba', 1)
+dict.fromkeys(1)
+dict.fromkeys([l])
+dict.fromkeys()
+dict['fromkeys']([('a', 1)])
+dict.x is defined
+dict.__class__
+[dict]|map(attribute='x')|first is callable
 namespace(a=1).a
 namespace(a=1).b
 namespace(a=1)['a']
