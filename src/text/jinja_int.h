@@ -433,6 +433,9 @@ int sh_jj_escaped(jj_ctx *c, jj_val v, jj_val *out); /* markupsafe.escape */
 int sh_jj_tojson(jj_ctx *c, jj_val self, jj_args *a, jj_val *out);
 int sh_jj_strftime_now(jj_ctx *c, jj_val self, jj_args *a, jj_val *out);
 
+/* jinja_wrap.c */
+int sh_jj_wordwrap(jj_ctx *c, jj_val self, jj_args *a, jj_val *out);
+
 /* jinja_filters.c, jinja_seq.c, jinja_tests.c, jinja_methods.c, jinja_funcs.c: tables */
 const jj_builtin *sh_jj_find_filter(const char *name, size_t n);
 const jj_builtin *sh_jj_find_seq_filter(const char *name, size_t n);
