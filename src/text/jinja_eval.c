@@ -55,6 +55,10 @@ static int attribute(jj_ctx *c, jj_val obj, jj_str *name, bool *found, jj_val *o
       return 0;
     }
   }
+  if (sh_jj_is_dict_type(obj)) {
+    *found = sh_jj_dict_type_attr(obj, name, out);
+    return 0;
+  }
   if (obj.kind == JJ_CYCLER && sh_jj_str_is(name, "current")) {
     *out = obj.cyc->l->v[obj.cyc->pos];
     return 0;
@@ -111,6 +115,10 @@ int sh_jj_getitem(jj_ctx *c, jj_val obj, jj_val key, jj_val *out) {
   bool found = false;
   int64_t i;
   if (obj.kind == JJ_UNDEF) return sh_jj_fail_undef(c, obj);
+  if (sh_jj_is_dict_type(obj)) {
+    *out = obj; /* an annotation, see sh_jj_dict_type_attr */
+    return 0;
+  }
   if (obj.kind == JJ_DICT && sh_jj_hashable(key)) JJ_TRY(sh_jj_dict_get(c, obj.d, key, &found, out));
   if (is_sequence(obj) && sh_jj_as_int(key, &i)) JJ_TRY(at_index(c, obj, i, &found, out));
   if (!found && key.kind == JJ_STR && !dunder(key.s)) JJ_TRY(attribute(c, obj, key.s, &found, out));

@@ -1,7 +1,7 @@
 /* Filters on strings and numbers, and the table of all filters (those on sequences are in jinja_seq.c).
  *
  * Each does what jinja2's filter of the name does with autoescape off, odd corners included: upper of None is "NONE", trim of an undefined
- * value is "", replace forgets that a string was safe. Not there: urlize, wordwrap, random (nothing in a prompt should be random),
+ * value is "", replace forgets that a string was safe. Not there: urlize, random (nothing in a prompt should be random),
  * xmlattr's siblings in extensions. */
 #include "text/jinja_int.h"
 
@@ -575,6 +575,7 @@ static const jj_builtin filters[] = {
     {"upper", f_upper, "", 0, 0},
     {"urlencode", f_urlencode, "", 0, 0},
     {"wordcount", f_wordcount, "", 0, 0},
+    {"wordwrap", sh_jj_wordwrap, "width|break_long_words|wrapstring|break_on_hyphens", 0, 0},
     {"xmlattr", f_xmlattr, "autospace", 0, 0},
 };
 

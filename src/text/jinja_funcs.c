@@ -67,6 +67,34 @@ static int g_dict(jj_ctx *c, jj_val self, jj_args *a, jj_val *out) {
   return 0;
 }
 
+static int dict_fromkeys(jj_ctx *c, jj_val self, jj_args *a, jj_val *out) {
+  jj_dict *d = sh_jj_dict(c);
+  jj_list *keys;
+  (void)self;
+  if (!d) return sh_jj_nomem(c);
+  if (a->nkw) return sh_jj_fail(c, "fromkeys() takes no keyword arguments");
+  if (a->n < 1 || a->n > 2) return sh_jj_fail(c, "fromkeys expected 1 or 2 arguments, got %d", a->n);
+  JJ_TRY(sh_jj_to_list(c, a->v[0], &keys));
+  for (size_t i = 0; i < keys->n; i++) {
+    JJ_TRY(sh_jj_step(c, 1));
+    JJ_TRY(sh_jj_dict_set(c, d, keys->v[i], a->n > 1 ? a->v[1] : sh_jj_none));
+  }
+  *out = (jj_val){.kind = JJ_DICT, .d = d};
+  return 0;
+}
+
+bool sh_jj_is_dict_type(jj_val v) { return v.kind == JJ_FUNC && v.fn->fn == g_dict; }
+
+/* A name that Python's class has no attribute for is looked up as dict[name], a type annotation there, and calling that is calling dict:
+ * published templates say dict.from_keys(pairs), and it works. */
+bool sh_jj_dict_type_attr(jj_val obj, const jj_str *name, jj_val *out) {
+  static const jj_builtin fromkeys = {"fromkeys", dict_fromkeys, NULL, 0, 0};
+  jj_dict none = {0};
+  if (sh_jj_find_method((jj_val){.kind = JJ_DICT, .d = &none}, name)) return false; /* a method without its dict */
+  *out = sh_jj_str_is(name, "fromkeys") ? (jj_val){.kind = JJ_FUNC, .fn = &fromkeys} : obj;
+  return true;
+}
+
 static int g_namespace(jj_ctx *c, jj_val self, jj_args *a, jj_val *out) {
   jj_dict *d;
   (void)self;

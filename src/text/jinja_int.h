@@ -433,12 +433,17 @@ int sh_jj_escaped(jj_ctx *c, jj_val v, jj_val *out); /* markupsafe.escape */
 int sh_jj_tojson(jj_ctx *c, jj_val self, jj_args *a, jj_val *out);
 int sh_jj_strftime_now(jj_ctx *c, jj_val self, jj_args *a, jj_val *out);
 
+/* jinja_wrap.c */
+int sh_jj_wordwrap(jj_ctx *c, jj_val self, jj_args *a, jj_val *out);
+
 /* jinja_filters.c, jinja_seq.c, jinja_tests.c, jinja_methods.c, jinja_funcs.c: tables */
 const jj_builtin *sh_jj_find_filter(const char *name, size_t n);
 const jj_builtin *sh_jj_find_seq_filter(const char *name, size_t n);
 const jj_builtin *sh_jj_find_test(const char *name, size_t n);
 const jj_builtin *sh_jj_find_method(jj_val self, const jj_str *name);
 const jj_builtin *sh_jj_find_global(const jj_str *name);
+bool sh_jj_is_dict_type(jj_val v); /* the global `dict` itself */
+bool sh_jj_dict_type_attr(jj_val obj, const jj_str *name, jj_val *out);
 const jj_builtin *sh_jj_table_find(const jj_builtin *t, size_t n, const char *name, size_t len);
 bool sh_jj_mutates(jj_kind k, const jj_str *name); /* a method the immutable sandbox refuses */
 int sh_jj_replace(jj_ctx *c, const jj_str *s, const jj_str *old, const jj_str *new_, int64_t count, jj_val *out);

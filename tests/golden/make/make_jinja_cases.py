@@ -310,6 +310,17 @@ dict(a=1, b=2)
 dict([('a', 1)])
 dict({'a': 1}, b=2)
 dict(1)
+dict.from_keys([('a', 1)])
+dict['from_keys']([('a', 1)])
+dict.fromkeys(ls)
+dict.fromkeys('aba', 1)
+dict.fromkeys(1)
+dict.fromkeys([l])
+dict.fromkeys()
+dict['fromkeys']([('a', 1)])
+dict.x is defined
+dict.__class__
+[dict]|map(attribute='x')|first is callable
 namespace(a=1).a
 namespace(a=1).b
 namespace(a=1)['a']
@@ -937,6 +948,10 @@ for text in ["", "a", "Abc def", "  pad\t", "ÉCOLE ñandú", "x" * 12, "a,b;c",
 for x in [0, 1, -1, 12345, 1.0, -1.5, 0.1, 1e22, 1e-9, 123456.789, 2 ** 53, 1e15 + 0.3, 1e16, 100, 99.995, 0.5, 1.5, -0.5, 1234567890123456789]:
     CASES.append(("{{ [x, x|string, x|int, x|float, x|abs, x|round, x|round(1), x|round(-1), '%.3f' % x, '%g' % x, '%e' % x, '{:.2f}'.format(x), '{:,}'.format(x), x|tojson] }}", {"x": x}))
     CASES.append(("{{ [x // 7, x % 7, x / 7, -x, x * 2, x - 0.5, x ** 2 if x < 1000000 else 0, x == x|int, x > 1, x|filesizeformat] }}", {"x": x}))
+for text in ["The quick brown fox", "a well-known, state-of-the-art e-mail--or so -- they say", "  led by blanks  and ended   ", "one\n\n two three\n", "", "Zoë's über-große 日本語日本語日本語", "aaaa bbbbbbbbbbbb-cccccccccc-d 1-2-3 --opt -x", "x-yz-ab a--b ab-cd--ef ---- a-b-c-d", "tab\there\u00a0nbsp \u00a0 end"]:
+    for width in (1, 2, 4, 5, 10, 79):
+        CASES.append(("{{ [s|wordwrap(" + str(width) + "), s|wordwrap(" + str(width) + ", false), s|wordwrap(width=" + str(width) + ", break_on_hyphens=false, wrapstring='/')] }}", {"s": text}))
+CASES += [(t, {}) for t in ("{{ 'ab cd'|wordwrap(0) }}", "{{ ''|wordwrap(0) }}", "{{ 'ab'|wordwrap('x') }}", "{{ undefd|wordwrap }}", "{{ none|wordwrap }}", "{{ 5|wordwrap }}", "{{ ('word ' * 40)|wordwrap }}")]
 for lo in ["", "0", "1", "-2", "9"]:
     for hi in ["", "2", "-1", "-9"]:
         CASES.append(("{{ [" + ", ".join(f"{v}[{lo}:{hi}{st}]" for v in ("l", "s") for st in ("", ":2", ":-1", ":-2")) + "] }}", {"l": [0, 1, 2, 3], "s": "aé日b"}))
