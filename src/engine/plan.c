@@ -102,9 +102,8 @@ int sh_plan_make(sh_plan *p, const sh_plan_in *in, sh_error *e) {
   int64_t want = in->asked_max_model_len ? in->asked_max_model_len : in->model_max_len,
           least = want < SH_PLAN_MIN_LEN ? want : SH_PLAN_MIN_LEN;
   int64_t seqs = choose_seqs(p, in, want), fits = tokens_that_fit(p, in, seqs);
-  /* Shorter steps need less scratch: they come before a shorter context, down to where prompts would feel it, and below that only to start
-   * at all. */
-  while (fits < want && !in->asked_max_num_batched_tokens && p->max_num_batched_tokens / 2 >= (fits < least ? 256 : 512) &&
+  /* Shorter steps need less scratch: they come before a shorter context. A prompt feels it little down to SH_PLAN_MIN_BATCHED. */
+  while (fits < want && !in->asked_max_num_batched_tokens && p->max_num_batched_tokens / 2 >= SH_PLAN_MIN_BATCHED &&
          p->max_num_batched_tokens / 2 >= in->asked_max_num_seqs) {
     p->max_num_batched_tokens /= 2;
     seqs = choose_seqs(p, in, want);

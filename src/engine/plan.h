@@ -16,7 +16,7 @@ typedef struct sh_plan_in {
   void *ctx;
 } sh_plan_in;
 
-enum { SH_PLAN_SEQS = 64, SH_PLAN_BATCHED = 2048, SH_PLAN_PAGE = 16, SH_PLAN_MIN_LEN = 256 };
+enum { SH_PLAN_SEQS = 64, SH_PLAN_BATCHED = 2048, SH_PLAN_PAGE = 16, SH_PLAN_MIN_LEN = 256, SH_PLAN_MIN_BATCHED = 256 };
 
 /* Logit rows of a step: one per sequence, and some for prompt log probabilities. */
 int sh_plan_out_rows(int64_t n_seqs);

@@ -138,7 +138,7 @@ class Server:
 
 def small_limits():
     """Memory limits around what the smallest model needs for its fixed parts."""
-    return [f"{kib}KiB" for kib in range(21 << 10, 28 << 10, 256)]
+    return [f"{kib}KiB" for kib in range(6 << 10, 16 << 10, 256)]
 
 
 def read_all(s):

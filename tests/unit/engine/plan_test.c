@@ -131,7 +131,7 @@ static void more_memory_never_means_a_shorter_context(void **state) {
   (void)state;
   int64_t last = 0;
   int served = 0;
-  for (int64_t mib = 1680; mib < 3000; mib++) {
+  for (int64_t mib = 1600; mib < 3000; mib++) {
     sh_plan_in in = base();
     sh_plan p;
     in.total_bytes = mib * MIB;
