@@ -9,7 +9,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "text/chat.h"
+#include "text/jinja.h"
 
 #include <stdio.h>
 #include <string.h>
