@@ -33,6 +33,9 @@ endif
 Q := $(if $(V),,@)
 say = $(if $(V),,@printf '  %-5s %s\n' '$(1)' '$(2)')
 
+ifeq ($(PKG_LIBS)$(filter run test setup setup-test clean check-full style,$(MAKECMDGOALS)),)
+$(warning the libraries are missing: `make setup` installs them, or names the packages)
+endif
 LIBS := $(PKG_LIBS) -lz -lm -ldl -pthread
 
 SRCS := $(sort $(wildcard src/*.c src/*/*.c src/*/*/*.c))
@@ -81,7 +84,7 @@ ARGS ?=
 
 # A recursive make: the packages that pkg-config describes may have been installed a moment ago.
 run: setup
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory -j$$(nproc) all
 	@$(if $(filter $(SMOLLM2),$(MODEL)),python3 tools/fetch_smollm2.py models/smollm2)
 	@exec ./sheng serve $(MODEL) $(if $(filter $(SMOLLM2),$(MODEL)),--served-model-name SmolLM2-135M-Instruct) --host $(HOST) --port $(PORT) $(ARGS)
 
@@ -138,7 +141,7 @@ style:
 install: sheng
 	install -D -m 755 sheng $(DESTDIR)$(PREFIX)/bin/sheng
 	install -D -m 644 LICENSE $(DESTDIR)$(PREFIX)/share/doc/sheng/LICENSE
-	install -D -m 644 README.md $(DESTDIR)$(PREFIX)/share/doc/sheng/README.md
+	for f in README.md README.zh-CN.md CHANGES.md bench/*.md docs/*.md docs/images/*; do install -D -m 644 $$f $(DESTDIR)$(PREFIX)/share/doc/sheng/$$f; done
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/sheng

@@ -121,11 +121,12 @@ static void on_started(sh_task *t) {
   s->phase = SH_PHASE_READY;
   sh_log(SH_LOG_INFO, "ready as %s on %s", s->names[0], sh_http_url(s->http));
   /* For scripts, whatever the log level; and for somebody who has just started it, a line to try. */
+  bool chat = sh_engine_chat(s->engine) != NULL, key = s->opt->api_keys.n || s->opt->api_keys_vllm.n;
   printf("sheng is ready on %s\n", sh_http_url(s->http));
-  printf(sh_engine_chat(s->engine) ? "  curl %s/v1/chat/completions -H 'Content-Type: application/json' -d "
-                                     "'{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n"
-                                   : "  curl %s/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\":\"Hello\"}'\n",
-         sh_http_url(s->http));
+  printf("  curl %s/v1/%s -H 'Content-Type: application/json'%s -d '{%s,\"temperature\":0}'\n", sh_http_url(s->http),
+         chat ? "chat/completions" : "completions", key ? " -H \"Authorization: Bearer $KEY\"" : "",
+         chat ? "\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}]"
+              : "\"prompt\":\"The capital of France is\"");
   fflush(stdout);
 }
 
