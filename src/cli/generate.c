@@ -133,34 +133,6 @@ static int read_prompt(const run *g, const sh_json *line, const sh_params *p, sh
   return sh_tok_encode(sh_engine_tokenizer(g->engine), prompt->s, prompt->len, p->add_special_tokens ? SH_TOK_ADD_SPECIAL : 0, ids, e);
 }
 
-/* A bad word is its tokens as they stand, and as they are after a space when that is another token, as in vLLM. */
-static int read_bad_words(const run *g, const sh_params *p, sh_arena *a, sh_request_params *out, sh_error *e) {
-  sh_id_list *lists = sh_arena_array(a, (size_t)p->n_bad_words * 2 + 1, sizeof *lists);
-  if (!lists) return sh_fail(e, SH_ERR_NOMEM, "no memory for bad_words");
-  int n = 0;
-  for (int i = 0; i < p->n_bad_words; i++) {
-    const char *word = p->bad_words[i].p;
-    size_t len = p->bad_words[i].n;
-    for (; len && *word == ' '; word++) len--;
-    for (int spaced = 0; spaced < 2; spaced++) {
-      char *text = sh_arena_printf(a, "%s%.*s", spaced ? " " : "", (int)len, word);
-      sh_ids ids = {0};
-      int rc = text ? sh_tok_encode(sh_engine_tokenizer(g->engine), text, strlen(text), 0, &ids, e) : SH_ERR_NOMEM;
-      int32_t *copy = rc ? NULL : sh_arena_array(a, ids.n + 1, sizeof *copy);
-      if (copy && ids.n) memcpy(copy, ids.v, ids.n * sizeof *copy);
-      int count = (int)ids.n;
-      sh_ids_free(&ids);
-      if (!copy) return rc && rc != SH_ERR_NOMEM ? rc : sh_fail(e, SH_ERR_NOMEM, "no memory for bad_words");
-      if (!spaced && !count) return sh_fail(e, SH_ERR_ARG, "bad_words: an entry has no token");
-      if (spaced && (count != lists[n - 1].n || copy[0] == lists[n - 1].v[0])) continue;
-      lists[n++] = (sh_id_list){copy, count};
-    }
-  }
-  out->bad_words = lists;
-  out->n_bad_words = n;
-  return 0;
-}
-
 static int submit(run *g, item *it, const sh_json *line, sh_arena *a, sh_ids *ids, sh_error *e) {
   const sh_params_limits limits = {sh_engine_vocab_size(g->engine), INT32_MAX};
   sh_params p;
@@ -180,7 +152,7 @@ static int submit(run *g, item *it, const sh_json *line, sh_arena *a, sh_ids *id
   else q.max_tokens = g->defaults.max_new_tokens != SH_UNSET ? (int)g->defaults.max_new_tokens : 16;
   q.logprobs = p.logprobs == SH_UNSET ? -1 : (int)p.logprobs;
   q.prompt_logprobs = p.prompt_logprobs == SH_UNSET ? -1 : (int)p.prompt_logprobs;
-  if (p.n_bad_words && (rc = read_bad_words(g, &p, a, &q, e))) return rc;
+  if ((rc = sh_params_bad_words(&p, sh_engine_tokenizer(g->engine), a, &q, e))) return rc;
   it->wants_logprobs = q.logprobs >= 0;
   it->wants_prompt = q.prompt_logprobs >= 0;
   return sh_request_submit(g->engine, &q, on_events, g, &it->r, e);

@@ -138,47 +138,6 @@ static int set_length(sh_gen *g, sh_run *r, int64_t max_tokens, int64_t default_
   return 0;
 }
 
-/* vLLM's rule: every bad word as it stands and with a space before it, the second only when the space changes the first token and not the
- * length. */
-static int bad_word_ids(const sh_tok *tok, const char *word, size_t n, bool space, sh_arena *a, sh_id_list *out, sh_api_error *e) {
-  sh_ids ids = {0};
-  sh_error err;
-  while (n && (*word == ' ' || *word == '\t' || *word == '\n' || *word == '\r')) {
-    word++;
-    n--;
-  }
-  const char *text = sh_arena_printf(a, "%s%.*s", space ? " " : "", (int)n, word);
-  if (!text) return sh_api_fail(e, 503, NULL, "Out of memory while preparing the request.");
-  int rc = sh_tok_encode(tok, text, strlen(text), 0, &ids, &err);
-  int32_t *v = rc == SH_OK ? sh_arena_array(a, ids.n + 1, sizeof *v) : NULL;
-  if (v && ids.n) memcpy(v, ids.v, ids.n * sizeof *v);
-  *out = (sh_id_list){v, v ? (int)ids.n : 0};
-  sh_ids_free(&ids);
-  if (rc != SH_OK) return sh_api_fail_from(e, "bad_words", &err);
-  return v ? 0 : sh_api_fail(e, 503, NULL, "Out of memory while preparing the request.");
-}
-
-static int set_bad_words(sh_gen *g, sh_api_error *e) {
-  const sh_params *p = g->params;
-  sh_arena *a = g->call->arena;
-  if (!p->n_bad_words) return 0;
-  sh_id_list *lists = sh_arena_array(a, (size_t)p->n_bad_words * 2, sizeof *lists);
-  if (!lists) return sh_api_fail(e, 503, NULL, "Out of memory while preparing the request.");
-  int n = 0;
-  for (int i = 0; i < p->n_bad_words; i++) {
-    sh_id_list plain, spaced;
-    if (bad_word_ids(g->lp.tok, p->bad_words[i].p, p->bad_words[i].n, false, a, &plain, e) ||
-        bad_word_ids(g->lp.tok, p->bad_words[i].p, p->bad_words[i].n, true, a, &spaced, e))
-      return -1;
-    if (!plain.n) return sh_api_fail(e, 400, "bad_words", "`bad_words` has an entry without any token.");
-    lists[n++] = plain;
-    if (spaced.n == plain.n && spaced.v[0] != plain.v[0]) lists[n++] = spaced;
-  }
-  g->engine.bad_words = lists;
-  g->engine.n_bad_words = n;
-  return 0;
-}
-
 int sh_gen_prepare(sh_gen *g, int64_t max_tokens, int64_t default_max, sh_api_error *e) {
   g->n_logprobs = g->engine.logprobs;
   g->n_prompt_logprobs = g->engine.prompt_logprobs;
@@ -187,7 +146,9 @@ int sh_gen_prepare(sh_gen *g, int64_t max_tokens, int64_t default_max, sh_api_er
     g->engine.prompt_logprobs = g->n_logprobs;
   for (int i = 0; i < g->n_runs; i++)
     if (set_length(g, &g->runs[i], max_tokens, default_max, e)) return -1;
-  return set_bad_words(g, e);
+  sh_error err;
+  int rc = sh_params_bad_words(g->params, g->lp.tok, g->call->arena, &g->engine, &err);
+  return rc ? sh_api_fail_from(e, "bad_words", &err) : 0;
 }
 
 /* --- Answering --- */

@@ -473,3 +473,40 @@ void sh_params_fill(const sh_params *p, const sh_gen_defaults *d, sh_request_par
   if (p->logprobs != SH_UNSET) out->logprobs = (int)p->logprobs;
   out->prompt_logprobs = p->prompt_logprobs == SH_UNSET ? -1 : (int)p->prompt_logprobs;
 }
+
+static int bad_word_ids(const sh_tok *tok, const sh_str *word, bool space, sh_arena *a, sh_id_list *out, sh_error *e) {
+  const char *p = word->p;
+  size_t n = word->n;
+  for (; n && strchr(" \t\n\r", *p) && *p; p++) n--;
+  char *text = sh_arena_alloc(a, n + 2);
+  if (!text) return sh_fail(e, SH_ERR_NOMEM, "out of memory for bad_words");
+  size_t len = 0;
+  if (space) text[len++] = ' ';
+  if (n) memcpy(text + len, p, n);
+  sh_ids ids = {0};
+  int rc = sh_tok_encode(tok, text, len + n, 0, &ids, e);
+  int32_t *v = rc ? NULL : sh_arena_array(a, ids.n + 1, sizeof *v);
+  if (v && ids.n) memcpy(v, ids.v, ids.n * sizeof *v);
+  *out = (sh_id_list){v, v ? (int)ids.n : 0};
+  sh_ids_free(&ids);
+  if (rc) return rc;
+  return v ? 0 : sh_fail(e, SH_ERR_NOMEM, "out of memory for bad_words");
+}
+
+int sh_params_bad_words(const sh_params *p, const sh_tok *tok, sh_arena *a, sh_request_params *out, sh_error *e) {
+  if (!p->n_bad_words) return 0;
+  sh_id_list *lists = sh_arena_array(a, (size_t)p->n_bad_words * 2, sizeof *lists);
+  if (!lists) return sh_fail(e, SH_ERR_NOMEM, "out of memory for bad_words");
+  int n = 0, rc;
+  for (int i = 0; i < p->n_bad_words; i++) {
+    sh_id_list plain, spaced;
+    if ((rc = bad_word_ids(tok, &p->bad_words[i], false, a, &plain, e)) || (rc = bad_word_ids(tok, &p->bad_words[i], true, a, &spaced, e)))
+      return rc;
+    if (!plain.n) return sh_fail(e, SH_ERR_ARG, "`bad_words` has an entry without any token.");
+    lists[n++] = plain;
+    if (spaced.n == plain.n && spaced.v[0] != plain.v[0]) lists[n++] = spaced;
+  }
+  out->bad_words = lists;
+  out->n_bad_words = n;
+  return 0;
+}

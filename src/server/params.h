@@ -51,7 +51,11 @@ void sh_gen_defaults_read(const sh_json *config,
 /* Reads and checks every known field of `body` (an OBJECT). Unknown ones are logged. Work memory and results in `a`. */
 int sh_params_parse(const sh_json *body, sh_api_kind kind, const sh_params_limits *lim, sh_arena *a, sh_params *out, sh_api_error *e);
 
-/* The engine's parameters: request over generation_config over OpenAI's defaults. ids, max_tokens and bad words are left to the caller. */
+/* The engine's parameters: request over generation_config over OpenAI's defaults. ids and max_tokens are left to the caller, bad words to
+ * the next. */
 void sh_params_fill(const sh_params *p, const sh_gen_defaults *d, sh_request_params *out);
+/* The bad words as token sequences in `a`, into out->bad_words. vLLM's rule: every word as it stands and with a space before it, the second
+ * only when the space changes the first token and not the length. SH_ERR_ARG: a word without any token. */
+int sh_params_bad_words(const sh_params *p, const sh_tok *tok, sh_arena *a, sh_request_params *out, sh_error *e);
 
 #endif
