@@ -59,8 +59,8 @@ int sh_json_set(sh_arena *a, sh_json *obj, const char *key, const sh_json *value
 int sh_json_add(sh_arena *a, sh_json *obj, const char *key, size_t key_len, const sh_json *value);
 int sh_json_push(sh_arena *a, sh_json *arr, const sh_json *value); /* the same for an item; amortised O(1) */
 
-/* --- Writer: appends compact JSON to a buffer and puts the commas. Invalid UTF-8 in strings becomes U+FFFD. Errors are sticky in
- * the buffer (buf->failed). Depth at most 64. */
+/* --- Writer: appends compact JSON to a buffer and puts the commas. Invalid UTF-8 in strings becomes U+FFFD; U+0085, U+2028 and U+2029 are
+ * escaped. Errors are sticky in the buffer (buf->failed). Depth at most 64. */
 typedef struct sh_jw {
   sh_buf *buf;
   uint64_t private_first;

@@ -71,11 +71,14 @@ void sh_jw_end_arr(sh_jw *w) { end(w, ']'); }
 
 /* --- Scalars -------------------------------------------------------------------------------------------------------------------------- */
 
-static void put_escape(sh_buf *b, unsigned char c) {
+/* Readers of lines (Python's splitlines, JavaScript's) end one at these too: as escapes they cannot tear a line of JSON or an SSE event. */
+static bool ends_line(uint32_t cp) { return cp == 0x85 || cp == 0x2028 || cp == 0x2029; }
+
+static void put_escape(sh_buf *b, uint32_t c) {
   static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
-  const char *at = c ? strchr(from, c) : NULL;
+  const char *at = c && c < 0x80 ? strchr(from, (int)c) : NULL;
   if (!at) {
-    sh_buf_printf(b, "\\u%04x", c);
+    sh_buf_printf(b, "\\u%04x", (unsigned)c);
     return;
   }
   char pair[2] = {'\\', to[at - from]};
@@ -94,13 +97,13 @@ static void put_string(sh_buf *b, const char *s, size_t n) {
     }
     uint32_t cp;
     int used = sh_utf8_decode(s + i, n - i, &cp);
-    if (used > 1) {
+    if (used > 1 && !ends_line(cp)) {
       i += (size_t)used;
       continue;
     }
     sh_buf_put(b, s + run, i - run);
     if (used < 0) sh_buf_put(b, "\xEF\xBF\xBD", 3);
-    else put_escape(b, c);
+    else put_escape(b, cp);
     i += (size_t)(used < 0 ? -used : used);
     run = i;
   }

@@ -52,6 +52,15 @@ static void strings_are_escaped_and_made_valid(void **state) {
                              "\xEF\xBF\xBD\xEF\xBF\xBDz\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\"");
 }
 
+static void no_string_ends_a_line_for_anybody(void **state) {
+  (void)state;
+  sh_jw_str(&w, "a\xC2\x85"
+                "b\xE2\x80\xA8"
+                "c\xE2\x80\xA9"
+                "d\xC2\x86\xE2\x80\xAA");
+  assert_string_equal(buf.p, "\"a\\u0085b\\u2028c\\u2029d\xC2\x86\xE2\x80\xAA\"");
+}
+
 static void doubles_are_the_shortest_that_read_back(void **state) {
   (void)state;
   static const struct {
@@ -197,6 +206,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(commas_and_colons_are_put_by_the_writer, setup, teardown),
       cmocka_unit_test_setup_teardown(strings_are_escaped_and_made_valid, setup, teardown),
+      cmocka_unit_test_setup_teardown(no_string_ends_a_line_for_anybody, setup, teardown),
       cmocka_unit_test_setup_teardown(doubles_are_the_shortest_that_read_back, setup, teardown),
       cmocka_unit_test_setup_teardown(integers_reach_both_ends, setup, teardown),
       cmocka_unit_test_setup_teardown(a_tree_is_written_as_it_was_read, setup, teardown),
