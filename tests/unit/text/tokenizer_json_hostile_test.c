@@ -88,17 +88,23 @@ static void a_template_of_special_tokens(void **state) {
   hostile_tokenizer("template", 1000);
 }
 
-static void every_value_of_a_tokenizer(void **state) {
+static void hostile_values(const char *name) {
+  size_t n;
+  char *text = seed_text(name, &n);
+  hostile h = {.fn = open_and_use};
+  every_value_replaced(&h, text, n);
+  assert_both(&h, 50, 500);
+  sh_free(text);
+}
+
+static void every_value_of_a_tokenizer_with_added_tokens(void **state) {
   (void)state;
-  static const char *const NAMES[] = {"added", "template"};
-  for (int i = 0; i < 2; i++) {
-    size_t n;
-    char *text = seed_text(NAMES[i], &n);
-    hostile h = {.fn = open_and_use};
-    every_value_replaced(&h, text, n);
-    assert_both(&h, 50, 500);
-    sh_free(text);
-  }
+  hostile_values("added");
+}
+
+static void every_value_of_a_tokenizer_with_a_template(void **state) {
+  (void)state;
+  hostile_values("template");
 }
 
 typedef struct beside {
@@ -141,7 +147,8 @@ int main(void) {
       cmocka_unit_test(splits_and_their_behaviours),
       cmocka_unit_test(the_steps_of_qwen),
       cmocka_unit_test(a_template_of_special_tokens),
-      cmocka_unit_test(every_value_of_a_tokenizer),
+      cmocka_unit_test(every_value_of_a_tokenizer_with_added_tokens),
+      cmocka_unit_test(every_value_of_a_tokenizer_with_a_template),
       cmocka_unit_test(every_value_of_tokenizer_config),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
