@@ -41,6 +41,8 @@ static int parse_head(const char *p, size_t n, void *ctx, sh_error *e) {
   inside(head.path, copy, size);
   if (head.query[0]) inside(head.query, copy, size);
   assert_true(head.path[0] == '/' || head.path[0] == '*');
+  for (const char *c = head.query; *c; c++) assert_true((unsigned char)*c > 0x20 && *c != 0x7f);
+  for (const char *c = head.path; *c && !memchr(p, '%', size); c++) assert_true((unsigned char)*c > 0x20 && *c != 0x7f);
   assert_true(head.minor == 0 || head.minor == 1);
   assert_true(head.content_length >= -1 && !(head.chunked && head.content_length >= 0));
   assert_true(head.n_headers >= 0 && head.n_headers <= SH_HTTP_MAX_HEADERS);
@@ -61,9 +63,26 @@ static void damaged_heads_are_refused_or_whole(void **state) {
   assert_int_equal(h.accepted, 1);
   seeded_damage(&h, HEAD, sizeof HEAD - 1, 100, 12000);
   assert_both(&h, 1000, 1000);
+  static const char ABSOLUTE[] = "GET http://h/a?b HTTP/1.1\r\nHost: h\r\n\r\n";
+  every_truncation(&h, ABSOLUTE, sizeof ABSOLUTE - 1);
+  seeded_damage(&h, ABSOLUTE, sizeof ABSOLUTE - 1, 20, 4000);
   every_truncation(&h, HEAD_CHUNKED, sizeof HEAD_CHUNKED - 1);
   seeded_damage(&h, HEAD_CHUNKED, sizeof HEAD_CHUNKED - 1, 30, 12000);
   assert_both(&h, 2000, 2000);
+}
+
+/* An absolute target needs a host and a path of its own: the version's slash is not one. */
+static void absolute_targets_do_not_read_on_into_the_version(void **state) {
+  (void)state;
+  static const char *const TARGETS[] = {"http://",    "https://", "http:///",       "http:///a",
+                                        "https:///a", "http://h", "https://h?a=/b", "http://?/b"};
+  for (size_t i = 0; i < sizeof TARGETS / sizeof TARGETS[0]; i++) {
+    char text[128];
+    sh_error e = {0};
+    int n = snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", TARGETS[i]);
+    if (!parse_head(text, (size_t)n, NULL, &e)) fail_msg("%s is accepted", TARGETS[i]);
+    assert_says(e.text, "400");
+  }
 }
 
 /* Data of the whole body, fed `step` bytes at a time, as a status and a hash that does not know the cuts. */
@@ -121,6 +140,7 @@ int main(void) {
   cap_memory();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(damaged_heads_are_refused_or_whole),
+      cmocka_unit_test(absolute_targets_do_not_read_on_into_the_version),
       cmocka_unit_test(damaged_chunks_mean_the_same_however_they_are_cut),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
