@@ -108,9 +108,11 @@ static int parse_request_line(char *line, sh_http_head *h, const char **why) {
   }
   h->method = line;
   *why = "the request target is malformed";
-  if (strncmp(target, "http://", 7) == 0 || strncmp(target, "https://", 8) == 0) { /* absolute form, as sent to proxies */
-    target = strchr(target + 8, '/');
-    if (!target) return 400;
+  size_t scheme = strncmp(target, "http://", 7) == 0 ? 7 : strncmp(target, "https://", 8) == 0 ? 8 : 0;
+  if (scheme) { /* absolute form, as sent to proxies */
+    size_t host = strcspn(target + scheme, "/?#");
+    if (host == 0) return 400;
+    target += scheme + host;
   }
   if (target[0] != '/' && strcmp(target, "*") != 0) return 400;
   for (const char *c = target; *c; c++)

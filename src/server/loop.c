@@ -72,9 +72,11 @@ static void on_wake(evutil_socket_t fd, short what, void *ctx) {
 
 int sh_loop_new(sh_loop **out, sh_error *e) {
   *out = NULL;
+  int rc;
   sh_loop *l = sh_calloc(1, sizeof *l);
   if (!l) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
   l->fd = -1;
+  errno = 0;
   if (pthread_mutex_init(&l->mutex, NULL) != 0) goto fail;
   l->has_mutex = true;
   if ((l->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) < 0) goto fail;
@@ -89,9 +91,10 @@ int sh_loop_new(sh_loop **out, sh_error *e) {
   *out = l;
   return SH_OK;
 fail:
-  sh_fail(e, SH_ERR_IO, "the event loop could not be set up: %s", strerror(errno));
+  if (!errno) errno = ENOMEM; /* an allocation of libevent's may fail without a word */
+  rc = sh_fail(e, errno == ENOMEM ? SH_ERR_NOMEM : SH_ERR_IO, "the event loop could not be set up: %s", strerror(errno));
   sh_loop_free(l);
-  return SH_ERR_IO;
+  return rc;
 }
 
 void sh_loop_free(sh_loop *l) {
