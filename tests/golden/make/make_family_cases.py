@@ -5,36 +5,8 @@ Lines: {"conversation": name, "vars": {...}} first, then {"template": file, "con
 strftime_now answers U+0001 format U+0002; the test puts today's date there, since the interpreter under test has a clock of its own.
 Made with jinja2 3.1.6, markupsafe 3.0.3, Python 3.11."""
 import copy, gzip, json, pathlib, sys
-from jinja2 import nodes
-from jinja2.exceptions import TemplateError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from transformers_env import env
 
-
-class Generation(Extension):
-    """{% generation %}...{% endgeneration %} renders its body as a call block."""
-    tags = {"generation"}
-
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
-
-    def _body(self, caller):
-        return caller()
-
-
-def raise_exception(message):
-    raise TemplateError(message)
-
-
-def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-env.filters["tojson"] = tojson
-env.globals["raise_exception"] = raise_exception
 env.globals["strftime_now"] = lambda fmt: "\x01" + fmt + "\x02"
 
 

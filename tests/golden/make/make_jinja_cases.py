@@ -2,36 +2,8 @@
 make_jinja_cases.py OUT.jsonl      one line per case: {"template", "vars", "expect"} or {"template", "vars", "error": true}
 Made with jinja2 3.1.6, markupsafe 3.0.3, Python 3.11."""
 import json, sys
-from jinja2 import meta, nodes
-from jinja2.exceptions import TemplateError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-
-class Generation(Extension):
-    """{% generation %}...{% endgeneration %}: marks the assistant's tokens for training; renders its body as a call block."""
-    tags = {"generation"}
-
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
-
-    def _body(self, caller):
-        return caller()
-
-
-def raise_exception(message):
-    raise TemplateError(message)
-
-
-def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-env.filters["tojson"] = tojson
-env.globals["raise_exception"] = raise_exception
+from jinja2 import meta
+from transformers_env import env
 
 VARS = dict(
     n=5, neg=-7, zero=0, f=2.5, big=123456789012345678901234567890, t=True, no=False, nil=None, s="Hello World", e="", u="Zoë 日本語 🎉", ws="  x y \n",
