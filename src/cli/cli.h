@@ -70,6 +70,9 @@ int sh_cli_read_line(FILE *in, sh_buf *line);
 typedef int (*sh_cli_line_fn)(void *ctx, const sh_json *line, sh_arena *a, sh_buf *out, sh_error *e);
 int sh_cli_lines(const char *name, FILE *in, FILE *out, sh_cli_line_fn fn, void *ctx);
 
+/* Appends {"text": ...}, the answer line of detokenize and render. */
+void sh_cli_put_text(sh_buf *out, const sh_buf *text);
+
 /* The text of --chat-template: `value` itself when it holds "{{" or "{%", else the file it names. Allocated (sh_free). */
 int sh_cli_template(const char *value, char **text, size_t *len, sh_error *e);
 

@@ -128,3 +128,12 @@ int sh_cli_lines(const char *name, FILE *in, FILE *out, sh_cli_line_fn fn, void 
   sh_buf_free(&answer);
   return rc == SH_ERR_NOT_FOUND ? SH_EXIT_OK : SH_EXIT_FAILURE;
 }
+
+void sh_cli_put_text(sh_buf *out, const sh_buf *text) {
+  sh_jw w;
+  sh_jw_init(&w, out);
+  sh_jw_obj(&w);
+  sh_jw_key(&w, "text");
+  sh_jw_strn(&w, text->p ? text->p : "", text->len);
+  sh_jw_end_obj(&w);
+}

@@ -83,16 +83,9 @@ static int render_line(void *ctx, const sh_json *line, sh_arena *a, sh_buf *out,
   if (rc == SH_OK) rc = fill_in(a, &vars, "eos_token", r->eos);
   if (rc != SH_OK) return sh_fail(e, rc, "out of memory");
   sh_buf text;
-  sh_jw w;
   sh_buf_init(&text, out->max);
   rc = sh_chat_render_raw(r->chat, &vars, &text, e);
-  if (rc == SH_OK) {
-    sh_jw_init(&w, out);
-    sh_jw_obj(&w);
-    sh_jw_key(&w, "text");
-    sh_jw_strn(&w, text.p ? text.p : "", text.len);
-    sh_jw_end_obj(&w);
-  }
+  if (rc == SH_OK) sh_cli_put_text(out, &text);
   sh_buf_free(&text);
   return rc;
 }

@@ -40,7 +40,6 @@ static int decode_line(void *ctx, const sh_json *line, sh_arena *a, sh_buf *out,
   const tokenizer *t = ctx;
   const sh_json *ids = sh_json_get(line, "ids"), *skip = sh_json_get(line, "skip_special");
   sh_buf text;
-  sh_jw w;
   if (!sh_json_is(ids, SH_JSON_ARRAY)) return sh_fail(e, SH_ERR_ARG, "\"ids\" must be a list of token ids");
   int32_t *v = sh_arena_array(a, ids->len + 1, sizeof *v);
   if (!v) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
@@ -52,13 +51,7 @@ static int decode_line(void *ctx, const sh_json *line, sh_arena *a, sh_buf *out,
   }
   sh_buf_init(&text, out->max);
   int rc = sh_tok_decode(t->tok, v, ids->len, sh_json_is(skip, SH_JSON_BOOL) && skip->b, &text, e);
-  if (rc == SH_OK) {
-    sh_jw_init(&w, out);
-    sh_jw_obj(&w);
-    sh_jw_key(&w, "text");
-    sh_jw_strn(&w, text.p ? text.p : "", text.len);
-    sh_jw_end_obj(&w);
-  }
+  if (rc == SH_OK) sh_cli_put_text(out, &text);
   sh_buf_free(&text);
   return rc;
 }
