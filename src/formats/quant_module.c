@@ -102,24 +102,28 @@ static void set_group(finder *f, int64_t n_groups) {
     f->rc = sh_fail(f->e, SH_ERR_FORMAT, "%s: tensor %s has scales of no group", path, name);
     return;
   }
+  int64_t g = cols / n_groups;
+  bool even = n_groups <= cols && cols % n_groups == 0 && (g % 16 == 0 || g == cols);
+  if (even && declared(q, g, cols)) {
+    f->m->group = g;
+    f->m->scale_rows = 1;
+    return;
+  }
   for (int i = 0; i < q->n_groups; i++) { /* the usual mistake first: a last group that is short */
-    int64_t g = q->groups[i];
-    if (g > 0 && g < cols && cols % g && (cols + g - 1) / g == n_groups) {
+    int64_t size = q->groups[i];
+    if (size > 0 && size < cols && cols % size && (cols + size - 1) / size == n_groups) {
       f->rc = sh_fail(f->e, SH_ERR_UNSUPPORTED, "%s: tensor %s: %lld columns are no multiple of the group size %lld", path, name,
-                      (long long)cols, (long long)g);
+                      (long long)cols, (long long)size);
       return;
     }
   }
-  int64_t g = cols / n_groups;
-  if (n_groups > cols || cols % n_groups || (g % 16 && g != cols)) {
+  if (!even) {
     f->rc = sh_fail(f->e, SH_ERR_UNSUPPORTED, "%s: tensor %s: %lld columns in %lld groups; groups of a multiple of 16 columns are wanted",
                     path, name, (long long)cols, (long long)n_groups);
-  } else if (!declared(q, g, cols)) {
+  } else {
     f->rc = sh_fail(f->e, SH_ERR_FORMAT, "%s: tensor %s has a scale for every %lld columns, but quantization_config says %lld", path, name,
                     (long long)g, (long long)q->groups[0]);
   }
-  f->m->group = g;
-  f->m->scale_rows = 1;
 }
 
 static void check_multiple_of_8(finder *f, int64_t n, const char *what) {

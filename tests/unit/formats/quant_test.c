@@ -376,6 +376,23 @@ static void sizes_that_do_not_pack_are_refused_with_numbers(void **state) {
   free(f);
 }
 
+/* Two sizes are declared, 48 and 32, and 64 columns in two groups are what either would give if a last group could be short. */
+static void a_declared_size_that_divides_wins_over_one_that_does_not(void **state) {
+  (void)state;
+  qfile *f = calloc(1, sizeof *f);
+  qf_module(f, &GPTQ, NULL);
+  qf_write(f, "{\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":48,\"dynamic\":{\"+:m\":{\"group_size\":32}}}}");
+  qopen o;
+  sh_wview v;
+  sh_error e = {0};
+  if (qo_open(&o, &e)) fail_msg("%s", e.text);
+  if (qo_add(&o, "m", 16, 64, &v, &e) || sh_repack_run(o.r, NULL, &e)) fail_msg("%s", e.text);
+  assert_int_equal(v.group, 32);
+  qo_close(&o);
+  qf_free(f);
+  free(f);
+}
+
 /* --- FP8 */
 
 /* rows x cols of bytes 0x38 + r + c (values about 1), scales 2^-(block number). */
@@ -459,6 +476,7 @@ int main(void) {
       cmocka_unit_test(damaged_configs_are_refused_or_read),
       cmocka_unit_test_setup_teardown(broken_modules_are_named_with_both_numbers, make_temp_dir, remove_temp_dir),
       cmocka_unit_test_setup_teardown(sizes_that_do_not_pack_are_refused_with_numbers, make_temp_dir, remove_temp_dir),
+      cmocka_unit_test_setup_teardown(a_declared_size_that_divides_wins_over_one_that_does_not, make_temp_dir, remove_temp_dir),
       cmocka_unit_test_setup_teardown(fp8_scales_are_of_blocks_rows_or_the_tensor, make_temp_dir, remove_temp_dir),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
