@@ -162,6 +162,7 @@ static int macro_params(jj_ctx *c, const jj_macro *m, jj_args *a) {
   const jj_sig *s = m->node->sig;
   jj_val caller = {.kind = JJ_MISSING};
   for (int i = 0; i < s->n; i++) {
+    JJ_TRY(sh_jj_step(c, (size_t)a->nkw / 4));
     jj_val v = i < a->n ? a->v[i] : take_kw(a, s->names[i]);
     int d = i - (s->n - s->n_defaults);
     if (!jj_given(v) && d >= 0) {

@@ -212,6 +212,7 @@ int sh_jj_slice(jj_ctx *c, jj_val v, jj_val lo, jj_val hi, jj_val step, jj_val *
 
 /* --- Calls -------------------------------------------------------------------------------------------------------------------------- */
 static int add_kw(jj_ctx *c, jj_args *a, int *cap, jj_str *name, jj_val v) {
+  JJ_TRY(sh_jj_step(c, (size_t)a->nkw / 4)); /* names are compared one by one: quadratic in a call of 60,000 */
   for (int i = 0; i < a->nkw; i++)
     if (a->kw[i].name->len == name->len && memcmp(a->kw[i].name->p, name->p, name->len) == 0)
       return sh_jj_fail(c, "got multiple values for keyword argument '%.*s'", (int)name->len, name->p);

@@ -469,6 +469,7 @@ static int field_value(formatter *x, const char *p, const char *end, jj_val *out
     *out = x->a->v[i];
   } else {
     int k = 0;
+    JJ_TRY(sh_jj_step(x->c, (size_t)x->a->nkw / 4));
     while (k < x->a->nkw && !(x->a->kw[k].name->len == n && memcmp(x->a->kw[k].name->p, p, n) == 0)) k++;
     if (k == x->a->nkw) return sh_jj_fail(c, "'%.*s' is not among the arguments of format", (int)n, p);
     *out = x->a->kw[k].v;

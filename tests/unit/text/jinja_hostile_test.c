@@ -115,6 +115,37 @@ static void templates_that_multiply_end_at_a_limit(void **state) {
   }
 }
 
+/* Names of arguments are compared one by one, so a call of 60,000 would take minutes if the comparing were not counted. */
+static void calls_with_many_keywords_end_at_a_limit(void **state) {
+  (void)state;
+  static const struct {
+    const char *begin, *end;
+  } KINDS[] = {{"{{ dict(", ") }}"},
+               {"{{ namespace(", ") }}"},
+               {"{{ undefined_name(", ") }}"},
+               {"{{ '{a1}'.format(", ") }}"},
+               {"{% macro m() %}{{ kwargs }}{% endmacro %}{{ m(", ") }}"},
+               {"{% macro m(k=0) %}{{ k }}{% endmacro %}{{ m(", ") }}"},
+               {"{% set d = dict(", ") %}"}};
+  for (size_t k = 0; k < sizeof KINDS / sizeof KINDS[0]; k++) {
+    sh_buf b;
+    sh_json object = {.type = SH_JSON_OBJECT};
+    sh_jinja *t = NULL;
+    sh_error e = {0};
+    double before = cpu_seconds();
+    sh_buf_init(&b, 1 << 22);
+    sh_buf_puts(&b, KINDS[k].begin);
+    for (int i = 0; i < 60000; i++) sh_buf_printf(&b, "a%d=1,", i);
+    sh_buf_puts(&b, KINDS[k].end);
+    assert_int_equal(sh_jinja_compile(&t, b.p, b.len, &e), 0);
+    assert_int_equal(rendered(t, &object, &e), SH_ERR_LIMIT);
+    assert_non_null(strstr(e.text, "step limit"));
+    if (cpu_seconds() - before > CASE_SECONDS) fail_msg("%s: %.2f s", KINDS[k].begin, cpu_seconds() - before);
+    sh_jinja_free(t);
+    sh_buf_free(&b);
+  }
+}
+
 /* Nesting at compiling: it must end in a refusal or in a render, not in the stack's end. */
 static void deep_templates_are_refused_or_render(void **state) {
   (void)state;
@@ -155,6 +186,7 @@ int main(void) {
       cmocka_unit_test(damaged_templates_are_refused_or_render_within_limits),
       cmocka_unit_test(hostile_variables_are_refused_or_rendered),
       cmocka_unit_test(templates_that_multiply_end_at_a_limit),
+      cmocka_unit_test(calls_with_many_keywords_end_at_a_limit),
       cmocka_unit_test(deep_templates_are_refused_or_render),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
