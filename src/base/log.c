@@ -74,6 +74,27 @@ static size_t put_text(char *line, size_t at, const char *text, bool cut) {
   return at;
 }
 
+static void write_line(const char *line, size_t len) {
+  for (size_t done = 0; done < len;) {
+    ssize_t w = write(STDERR_FILENO, line + done, len - done);
+    if (w < 0 && errno == EINTR) continue;
+    if (w <= 0) break; /* nobody reads stderr: not a reason to stop serving */
+    done += (size_t)w;
+  }
+}
+
+void sh_log_plain(const char *fmt, ...) {
+  int saved = errno;
+  char text[TEXT_MAX], line[LINE_MAX_BYTES];
+  va_list ap;
+  va_start(ap, fmt);
+  int n = vsnprintf(text, sizeof text, fmt, ap);
+  va_end(ap);
+  if (n < 0) text[0] = '\0';
+  write_line(line, put_text(line, 0, text, n >= (int)sizeof text));
+  errno = saved;
+}
+
 void sh_log(sh_log_level l, const char *fmt, ...) {
   static const char *const names[] = {"ERROR", "WARN", "INFO", "DEBUG"};
   if ((int)l > atomic_load_explicit(&level, memory_order_relaxed) || (int)l < 0 || l > SH_LOG_DEBUG) return;
@@ -91,12 +112,6 @@ void sh_log(sh_log_level l, const char *fmt, ...) {
   gmtime_r(&ts.tv_sec, &tm);
   size_t at = strftime(line, 32, "%Y-%m-%dT%H:%M:%S", &tm);
   at += (size_t)snprintf(line + at, 32, ".%03ldZ %s ", ts.tv_nsec / 1000000, names[l]);
-  size_t len = put_text(line, at, text, n >= (int)sizeof text);
-  for (size_t done = 0; done < len;) {
-    ssize_t w = write(STDERR_FILENO, line + done, len - done);
-    if (w < 0 && errno == EINTR) continue;
-    if (w <= 0) break; /* nobody reads stderr: not a reason to stop serving */
-    done += (size_t)w;
-  }
+  write_line(line, put_text(line, at, text, n >= (int)sizeof text));
   errno = saved;
 }

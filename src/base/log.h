@@ -8,5 +8,7 @@ typedef enum sh_log_level { SH_LOG_ERROR, SH_LOG_WARN, SH_LOG_INFO, SH_LOG_DEBUG
 void sh_log_set_level(sh_log_level l);
 int sh_log_level_parse(const char *name, sh_log_level *out); /* error|warning|warn|info|debug, any case */
 void sh_log(sh_log_level l, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* The same line without time and level, whatever the level: what a command says before it ends. */
+void sh_log_plain(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

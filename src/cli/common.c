@@ -4,14 +4,16 @@
  * pipes by programs that wait for the answer. */
 #include "cli/cli.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "ops/pull.h"
 #include <errno.h>
 #include <string.h>
 
 enum { MAX_LINE = 1 << 30, MAX_TEMPLATE = 16 << 20 }; /* bytes */
 
+/* The sentence may quote a file, a hub's answer or a template: nothing of it may reach the terminal as an escape sequence. */
 int sh_cli_fail(const char *name, const sh_error *e, bool usage) {
-  fprintf(stderr, "sheng %s: %s\n", name, e->text);
+  sh_log_plain("sheng %s: %s", name, e->text);
   return usage && e->code == SH_ERR_ARG ? SH_EXIT_USAGE : SH_EXIT_FAILURE;
 }
 

@@ -234,7 +234,7 @@ static void user_turn(session *s, const char *text, size_t n) {
   if (rc == SH_OK) rc = add_message(s, "assistant", answer.p ? answer.p : "", answer.len);
   if (rc != SH_OK) {
     drop_messages(s, before);
-    fprintf(stderr, "sheng run: %s\n", e.text[0] ? e.text : "out of memory");
+    sh_log_plain("sheng run: %s", e.text[0] ? e.text : "out of memory");
   }
   sh_buf_free(&answer);
   sh_arena_free(a);

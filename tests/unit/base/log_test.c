@@ -68,6 +68,15 @@ static void a_request_cannot_forge_a_line_or_reach_the_terminal(void **state) {
   assert_ptr_equal(strchr(s, '\n'), s + strlen(s) - 1);
 }
 
+static void a_plain_sentence_has_no_time_and_no_escape_sequence(void **state) {
+  (void)state;
+  catch_begin();
+  sh_log_set_level(SH_LOG_ERROR);
+  sh_log_plain("sheng logits: the shard %s is missing", "a\x1b[31m\nsheng: all is well");
+  sh_log_set_level(SH_LOG_INFO);
+  assert_string_equal(catch_end(), "sheng logits: the shard a\\x1b[31m\\nsheng: all is well is missing\n");
+}
+
 static void a_long_text_is_cut_and_marked(void **state) {
   (void)state;
   static char many[20000];
@@ -128,6 +137,7 @@ int main(void) {
       cmocka_unit_test(a_line_has_time_level_and_text),
       cmocka_unit_test(lines_above_the_level_are_left_out),
       cmocka_unit_test(a_request_cannot_forge_a_line_or_reach_the_terminal),
+      cmocka_unit_test(a_plain_sentence_has_no_time_and_no_escape_sequence),
       cmocka_unit_test(a_long_text_is_cut_and_marked),
       cmocka_unit_test(errno_survives_a_log_line),
       cmocka_unit_test(level_names_are_read_in_any_case),
