@@ -381,7 +381,8 @@ static void a_declared_size_that_divides_wins_over_one_that_does_not(void **stat
   (void)state;
   qfile *f = calloc(1, sizeof *f);
   qf_module(f, &GPTQ, NULL);
-  qf_write(f, "{\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":48,\"dynamic\":{\"+:m\":{\"group_size\":32}}}}");
+  qf_write(f,
+           "{\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":48,\"dynamic\":{\"+:m\":{\"group_size\":32}}}}");
   qopen o;
   sh_wview v;
   sh_error e = {0};
