@@ -503,6 +503,7 @@ static int bind_all(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const 
     find_root(&b);
     bind_ends(&b);
     if (!b.rc) refuse_surplus_layers(&b);
+    settle(&b);
   }
   for (int i = 0; i < c->n_layers && !b.rc; i++) {
     set_scope(&b, i);

@@ -136,6 +136,14 @@ static void a_dry_binding_counts_what_the_real_one_binds_and_goes_on_after_error
   assert_int_equal(sh_weights_audit(&dry, &c, ck, &audit, &e), 0);
   assert_int_equal(t.problems, c.n_layers + 1);
   sh_weights_free(&dry);
+  assert_int_equal(sh_config_load(&c, ck, &e), 0);
+  c.n_layers--; /* the file has one more: a problem among the others, not the end of the report */
+  t = (tally){0};
+  assert_int_equal(sh_weights_audit(&dry, &c, ck, &audit, &e), 0);
+  assert_int_equal(t.problems, 1);
+  assert_int_equal(t.found + t.unused, sh_ckpt_count(ck));
+  assert_true(t.unused > dry.n_visual);
+  sh_weights_free(&dry);
   sh_ckpt_close(ck);
 }
 
