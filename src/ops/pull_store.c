@@ -190,11 +190,19 @@ static bool same_file(int fd, const char *path) {
   return fstat(fd, &a) == 0 && stat(path, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
+/* What lies in the working folder is deleted at the end, so it must be this folder's own and not a link to somebody's files. */
+static int check_own(const char *work, sh_error *e) {
+  struct stat st;
+  if (lstat(work, &st) != 0 || !S_ISLNK(st.st_mode)) return SH_OK;
+  return sh_fail(e, SH_ERR_IO, "%s is a symbolic link, and a pull deletes what is in it when it is done; remove the link", work);
+}
+
 /* One attempt. 0 and *fd: locked. SH_ERR_BUSY: another process has it, *pid says which. */
 static int try_lock(const char *work, const char *path, int *fd, long *pid, sh_error *e) {
   int rc = sh_pull_make_dirs(work, e);
+  if (rc == SH_OK) rc = check_own(work, e);
   if (rc != SH_OK) return rc;
-  int f = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  int f = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (f < 0 && errno == ENOENT) return SH_ERR_BUSY; /* the other one just cleaned up */
   if (f < 0) return fail_path(e, path, "create this file", errno);
   if (flock(f, LOCK_EX | LOCK_NB) != 0) {
@@ -239,8 +247,12 @@ int sh_pull_lock(const char *dir, const volatile sig_atomic_t *stop, int *fd, sh
 
 /* Removes what a finished pull leaves: `resume` last but the lock, so that a cut in between leaves a folder that counts as incomplete. */
 static void clear_work(const char *work) {
-  DIR *d = opendir(work);
-  if (!d) return;
+  int fd = open(work, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
+  if (!d) {
+    if (fd >= 0) close(fd);
+    return;
+  }
   for (struct dirent *entry; (entry = readdir(d));)
     if (entry->d_name[0] != '.' && strcmp(entry->d_name, "resume") != 0 && strcmp(entry->d_name, "lock") != 0)
       unlinkat(dirfd(d), entry->d_name, 0);

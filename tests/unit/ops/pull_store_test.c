@@ -168,6 +168,46 @@ static void waiting_for_a_lock_ends_with_a_signal(void **state) {
   sh_pull_unlock(dir, fd, true);
 }
 
+/* The working folder is emptied at the end of a pull: through a link that would be somebody's files. */
+static void links_in_place_of_the_working_folder_or_its_lock_are_not_followed(void **state) {
+  (void)state;
+  char dir[96], files[96], link[128], lock[160], keep[128];
+  volatile sig_atomic_t stop = 0;
+  int fd = -1;
+  sh_error e = {0};
+  snprintf(dir, sizeof dir, "%s/m", root);
+  snprintf(files, sizeof files, "%s/files", root);
+  snprintf(keep, sizeof keep, "%s/keep", files);
+  snprintf(link, sizeof link, "%s/.sheng-pull", dir);
+  snprintf(lock, sizeof lock, "%s/lock", link);
+  assert_int_equal(mkdir(dir, 0777), 0);
+  assert_int_equal(mkdir(files, 0777), 0);
+  write_file(files, "keep", "precious");
+  assert_int_equal(symlink(files, link), 0);
+  assert_int_equal(sh_pull_lock(dir, &stop, &fd, &e), SH_ERR_IO);
+  assert_contains(e.text, "is a symbolic link");
+  assert_contains(e.text, link);
+  assert_true(sh_file_exists(keep));
+
+  assert_int_equal(unlink(link), 0);
+  assert_int_equal(sh_pull_lock(dir, &stop, &fd, &e), 0);
+  assert_int_equal(unlink(lock), 0);
+  assert_int_equal(rmdir(link), 0);
+  assert_int_equal(symlink(files, link), 0); /* put there while a pull runs */
+  sh_pull_unlock(dir, fd, true);
+  assert_true(sh_file_exists(keep));
+
+  assert_int_equal(unlink(link), 0);
+  assert_int_equal(mkdir(link, 0777), 0);
+  assert_int_equal(symlink(keep, lock), 0);
+  assert_int_equal(sh_pull_lock(dir, &stop, &fd, &e), SH_ERR_IO);
+  char *text = NULL;
+  size_t n = 0;
+  assert_int_equal(sh_file_read_regular(keep, 100, &text, &n, &e), 0);
+  assert_string_equal(text, "precious");
+  sh_free(text);
+}
+
 /* --- The choice --- */
 
 static bool chosen[16];
@@ -236,6 +276,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_folder_with_a_pull_under_way_is_not_complete, set_up, tear_down),
       cmocka_unit_test_setup_teardown(a_pull_that_never_started_leaves_no_folder, set_up, tear_down),
       cmocka_unit_test_setup_teardown(waiting_for_a_lock_ends_with_a_signal, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(links_in_place_of_the_working_folder_or_its_lock_are_not_followed, set_up, tear_down),
       cmocka_unit_test(the_default_is_what_serving_needs),
       cmocka_unit_test(patterns_choose_and_what_was_pulled_before_stays),
   };
