@@ -40,7 +40,7 @@ struct sh_ckpt {
   sh_map tokenizer_json;
   bool has_tokenizer_json;
   char *template_text; /* of chat_template.jinja; owned */
-  const char *chat_template;
+  const char *chat_template, *template_source;
   size_t chat_template_len;
 };
 
@@ -82,8 +82,15 @@ static void set_template(sh_ckpt *c, const sh_json *v) {
   c->chat_template_len = v->len;
 }
 
-/* chat_template.jinja, else tokenizer_config.json: a string, or a list of {"name", "template"} with one named "default". */
-static int read_template(sh_ckpt *c, sh_error *e) {
+/* A string, or a list of {"name", "template"} with one named "default". */
+static void choose_template(sh_ckpt *c, const sh_json *v) {
+  set_template(c, v);
+  for (size_t i = 0; sh_json_is(v, SH_JSON_ARRAY) && i < v->len; i++) {
+    if (sh_json_eq_str(sh_json_get(&v->items[i], "name"), "default")) set_template(c, sh_json_get(&v->items[i], "template"));
+  }
+}
+
+static int read_template_file(sh_ckpt *c, sh_error *e) {
   char *path = sh_path_join(c->path, "chat_template.jinja");
   if (!path) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
   int rc = 0;
@@ -93,13 +100,23 @@ static int read_template(sh_ckpt *c, sh_error *e) {
     if (!rc) c->chat_template = c->template_text;
   }
   sh_free(path);
+  return rc;
+}
+
+/* chat_template.jinja, else tokenizer_config.json, else chat_template.json, where processors of older folders put it. */
+static int read_template(sh_ckpt *c, sh_error *e) {
+  static const char KEY[] = "chat_template";
+  const sh_json *own = NULL;
+  c->template_source = "chat_template.jinja";
+  int rc = read_template_file(c, e);
   if (rc || c->chat_template) return rc;
-  const sh_json *v = sh_json_get(c->tokenizer_config, "chat_template");
-  set_template(c, v);
-  for (size_t i = 0; sh_json_is(v, SH_JSON_ARRAY) && i < v->len; i++) {
-    if (sh_json_eq_str(sh_json_get(&v->items[i], "name"), "default")) set_template(c, sh_json_get(&v->items[i], "template"));
-  }
-  return 0;
+  c->template_source = "tokenizer_config.json";
+  choose_template(c, sh_json_get(c->tokenizer_config, KEY));
+  if (c->chat_template) return 0;
+  c->template_source = "chat_template.json";
+  rc = read_json(c, c->template_source, &own, e);
+  if (!rc) choose_template(c, sh_json_get(own, KEY));
+  return rc;
 }
 
 static int read_side_files(sh_ckpt *c, sh_error *e) {
@@ -275,6 +292,7 @@ static int open_gguf(sh_ckpt *c, const char *path, sh_error *e) {
     return sh_fail(e, SH_ERR_FORMAT, "%s: tokenizer.chat_template is longer than %zu bytes or not UTF-8", path, MAX_TEMPLATE);
   c->chat_template = s;
   c->chat_template_len = n;
+  c->template_source = "GGUF tokenizer.chat_template";
   return 0;
 }
 
@@ -373,6 +391,8 @@ const char *sh_ckpt_chat_template(const sh_ckpt *c, size_t *len) {
   *len = c->chat_template_len;
   return c->chat_template;
 }
+
+const char *sh_ckpt_template_source(const sh_ckpt *c) { return c->chat_template ? c->template_source : NULL; }
 
 int sh_ckpt_count(const sh_ckpt *c) { return c->count; }
 const sh_ftensor *sh_ckpt_at(const sh_ckpt *c, int i) { return i >= 0 && i < c->count ? c->tensors[i] : NULL; }

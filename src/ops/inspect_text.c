@@ -95,14 +95,6 @@ void sh_insp_tokenizer_read(sh_insp *p) {
 
 /* --- Template */
 
-static const char *template_source(const sh_insp *p) {
-  if (sh_ckpt_is_gguf(p->ck)) return "GGUF tokenizer.chat_template";
-  char *path = sh_path_join(sh_ckpt_path(p->ck), "chat_template.jinja");
-  bool own = path && sh_file_exists(path);
-  sh_free(path);
-  return own ? "chat_template.jinja" : "tokenizer_config.json";
-}
-
 #define USER "{\"role\":\"user\",\"content\":\"Hello\"}"
 #define CHAT "[{\"role\":\"system\",\"content\":\"Be brief.\"}," USER ",{\"role\":\"assistant\",\"content\":\"Hi.\"}," USER "]"
 
@@ -159,7 +151,7 @@ void sh_insp_template_read(sh_insp *p) {
                       "there is none: chat requests will be refused, completions work (serve --chat-template FILE gives one)");
     return;
   }
-  t->source = template_source(p);
+  t->source = sh_ckpt_template_source(p->ck);
   if (sh_chat_open(&p->chat, text, t->bytes, &e)) {
     sh_insp_issue_add(p, false, "template", "%s; chat requests will be refused, completions work", e.text);
     return;

@@ -127,6 +127,8 @@ static void a_broken_side_file_is_named(void **state) {
     refuse(temp_dir, SH_ERR_FORMAT, "it holds an array");
     put_text(NAMES[i], "{}");
   }
+  put_text("chat_template.json", "[]");
+  refuse(temp_dir, SH_ERR_FORMAT, "chat_template.json");
   put_text("chat_template.jinja", "\xff\xff");
   refuse(temp_dir, SH_ERR_FORMAT, "chat_template.jinja");
 }
@@ -235,10 +237,19 @@ static void expect_template(const char *want) {
   sh_ckpt_close(c);
 }
 
-static void the_chat_template_is_the_jinja_file_before_the_tokenizer_config(void **state) {
+static void expect_source(const char *want) {
+  sh_ckpt *c = must_open(temp_dir, SH_CKPT_TOKENIZER_ONLY);
+  const char *s = sh_ckpt_template_source(c);
+  if (!want) assert_null(s);
+  else assert_string_equal(s, want);
+  sh_ckpt_close(c);
+}
+
+static void the_chat_template_is_the_jinja_file_before_the_json_files(void **state) {
   (void)state;
   put_text("tokenizer.json", "{}");
   expect_template(NULL);
+  expect_source(NULL);
   put_text("tokenizer_config.json", "{\"chat_template\":\"one\"}");
   expect_template("one");
   put_text("tokenizer_config.json",
@@ -248,8 +259,15 @@ static void the_chat_template_is_the_jinja_file_before_the_tokenizer_config(void
   expect_template(NULL);
   put_text("tokenizer_config.json", "{\"chat_template\":null}");
   expect_template(NULL);
+  put_text("chat_template.json", "{\"chat_template\":\"three\"}");
+  expect_template("three");
+  expect_source("chat_template.json");
+  put_text("tokenizer_config.json", "{\"chat_template\":\"one\"}");
+  expect_template("one");
+  expect_source("tokenizer_config.json");
   put_text("chat_template.jinja", "file");
   expect_template("file");
+  expect_source("chat_template.jinja");
 }
 
 static void an_open_survives_failing_allocations(void **state) {
@@ -286,7 +304,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(an_index_and_its_shards_must_agree, make_temp_dir, remove_temp_dir),
       cmocka_unit_test_setup_teardown(an_index_cannot_reach_out_of_its_folder, make_temp_dir, remove_temp_dir),
       cmocka_unit_test_setup_teardown(a_tokenizer_alone_is_enough_where_that_is_asked, make_temp_dir, remove_temp_dir),
-      cmocka_unit_test_setup_teardown(the_chat_template_is_the_jinja_file_before_the_tokenizer_config, make_temp_dir, remove_temp_dir),
+      cmocka_unit_test_setup_teardown(the_chat_template_is_the_jinja_file_before_the_json_files, make_temp_dir, remove_temp_dir),
       cmocka_unit_test_setup_teardown(an_open_survives_failing_allocations, make_temp_dir, remove_temp_dir),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
