@@ -25,8 +25,8 @@ const sh_json *sh_ckpt_config(const sh_ckpt *c);            /* config.json */
 const sh_json *sh_ckpt_generation_config(const sh_ckpt *c); /* generation_config.json */
 const sh_json *sh_ckpt_tokenizer_config(const sh_ckpt *c);  /* tokenizer_config.json */
 /* Text of "tokenizer.json" (NULL when absent), borrowed from a map: not NUL-terminated; and of the chat template: chat_template.jinja, else
- * tokenizer_config.json's chat_template (a string, or the list form's "default"), else chat_template.json's, else GGUF tokenizer.chat_template; NULL when there is
- * none. */
+ * tokenizer_config.json's chat_template (a string, or the list form's "default"), else chat_template.json's, else GGUF
+ * tokenizer.chat_template; NULL when there is none. */
 const char *sh_ckpt_tokenizer_json(const sh_ckpt *c, size_t *len);
 const char *sh_ckpt_chat_template(const sh_ckpt *c, size_t *len);
 const char *sh_ckpt_template_source(const sh_ckpt *c); /* which of them, in words; NULL when there is none */
