@@ -100,7 +100,11 @@ static void read_layer_types(reader *r, sh_config *c) {
   int interval = 1;
   if (c->arch != SH_ARCH_LLAMA) get_int(r, "full_attention_interval", 4, 1, SH_MAX_LAYERS, &interval);
   if (r->rc) return;
-  if (v && (!sh_json_is(v, SH_JSON_ARRAY) || v->len != (size_t)c->n_layers)) {
+  if (v && !sh_json_is(v, SH_JSON_ARRAY)) {
+    fail(r, SH_ERR_FORMAT, "is not a list", "layer_types");
+    return;
+  }
+  if (v && v->len != (size_t)c->n_layers) {
     r->rc = sh_fail(r->e, SH_ERR_FORMAT, "layer_types lists %zu layers, num_hidden_layers is %d", v->len, c->n_layers);
     return;
   }
@@ -334,7 +338,8 @@ int sh_config_from_json(sh_config *c, const sh_json *root, sh_error *e) {
   c->bos_id = -1;
   const sh_json *text = present(root, "text_config");
   reader r = {root, text ? text : root, e, 0};
-  if (!sh_json_is(root, SH_JSON_OBJECT) || !sh_json_is(r.text, SH_JSON_OBJECT)) return sh_fail(e, SH_ERR_FORMAT, "an object is wanted");
+  if (!sh_json_is(root, SH_JSON_OBJECT)) return sh_fail(e, SH_ERR_FORMAT, "an object is wanted");
+  if (!sh_json_is(r.text, SH_JSON_OBJECT)) return sh_fail(e, SH_ERR_FORMAT, "text_config is not an object");
   read_arch(&r, c);
   if (!r.rc) check_quantization(&r);
   if (!r.rc) refuse_unknown_math(&r);
