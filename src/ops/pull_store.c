@@ -127,6 +127,12 @@ int sh_pull_manifest_read(const char *dir, sh_pull_manifest *m, sh_error *e) {
   char *path = inside(dir, ".sheng-pull.json"), *text = NULL;
   size_t n;
   if (!path) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
+  struct stat st;
+  if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) { /* told before the download: writing a pipe would wait for its reader */
+    int bad = sh_fail(e, SH_ERR_IO, "%s is in the way: it is no regular file; move it, or pull into another folder", path);
+    sh_free(path);
+    return bad;
+  }
   int rc = sh_file_read_regular(path, MAX_MANIFEST, &text, &n, NULL);
   sh_free(path);
   if (rc == SH_OK) rc = take_manifest(text, n, m);

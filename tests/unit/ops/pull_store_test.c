@@ -168,6 +168,19 @@ static void waiting_for_a_lock_ends_with_a_signal(void **state) {
   sh_pull_unlock(dir, fd, true);
 }
 
+static void a_pipe_in_place_of_the_manifest_is_said_before_the_download(void **state) {
+  (void)state;
+  char path[128];
+  sh_pull_manifest m;
+  sh_error e = {0};
+  snprintf(path, sizeof path, "%s/.sheng-pull.json", root);
+  assert_int_equal(mkfifo(path, 0666), 0);
+  assert_int_equal(sh_pull_manifest_read(root, &m, &e), SH_ERR_IO);
+  assert_contains(e.text, "it is no regular file");
+  assert_contains(e.text, path);
+  assert_int_equal(m.n, 0);
+}
+
 /* The working folder is emptied at the end of a pull: through a link that would be somebody's files. */
 static void links_in_place_of_the_working_folder_or_its_lock_are_not_followed(void **state) {
   (void)state;
@@ -276,6 +289,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_folder_with_a_pull_under_way_is_not_complete, set_up, tear_down),
       cmocka_unit_test_setup_teardown(a_pull_that_never_started_leaves_no_folder, set_up, tear_down),
       cmocka_unit_test_setup_teardown(waiting_for_a_lock_ends_with_a_signal, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(a_pipe_in_place_of_the_manifest_is_said_before_the_download, set_up, tear_down),
       cmocka_unit_test_setup_teardown(links_in_place_of_the_working_folder_or_its_lock_are_not_followed, set_up, tear_down),
       cmocka_unit_test(the_default_is_what_serving_needs),
       cmocka_unit_test(patterns_choose_and_what_was_pulled_before_stays),
