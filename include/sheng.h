@@ -46,6 +46,7 @@ typedef struct sh_engine_options {
   int64_t step_ms;           /* target time of a step with prompt tokens; 0 = 100 */
   uint64_t seed;             /* of requests without one: mixed with their number */
   const char *cache_dir;     /* of repacked weights; NULL = .sheng-cache in the model's folder, "" = memory. Borrowed during open */
+  bool plan_only;            /* for a look at the plan: the weights are not read, and the engine is not started */
   const char *chat_template; /* text that replaces the model's; NULL = the model's. Borrowed during open */
 } sh_engine_options;
 

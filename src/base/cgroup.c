@@ -59,6 +59,33 @@ static int64_t memory_v1(const char *dir) {
   return v >= INT64_C(1) << 60 ? -1 : v; /* "unlimited" is the largest page-aligned number there */
 }
 
+/* The number behind "key " at the start of a line of memory.stat; 0 without one. */
+static int64_t stat_value(const char *text, const char *key) {
+  size_t n = strlen(key);
+  for (const char *line = text; line; line = strchr(line, '\n')) {
+    if (*line == '\n') line++;
+    if (strncmp(line, key, n) == 0 && line[n] == ' ') return strtoll(line + n + 1, NULL, 10);
+  }
+  return 0;
+}
+
+/* What a limit leaves, given the usage and the two kinds of file pages in it. */
+static int64_t room(const char *dir, int64_t limit, const char *usage, const char *inactive, const char *active) {
+  char path[PATH_MAX], text[16384];
+  int64_t used = limit < 0 ? -1 : read_number(dir, usage);
+  if (used < 0) return -1;
+  int n = snprintf(path, sizeof path, "%s/memory.stat", dir);
+  if (n > 0 && n < (int)sizeof path && read_small(path, text, sizeof text)) used -= stat_value(text, inactive) + stat_value(text, active);
+  if (used < 0) used = 0;
+  return used < limit ? limit - used : 0;
+}
+
+static int64_t room_v2(const char *dir) { return room(dir, memory_v2(dir), "memory.current", "inactive_file", "active_file"); }
+
+static int64_t room_v1(const char *dir) {
+  return room(dir, memory_v1(dir), "memory.usage_in_bytes", "total_inactive_file", "total_active_file");
+}
+
 /* --- The walk ------------------------------------------------------------------------------------------------------------------------- */
 
 /* The smallest value from mount/path up to the mount. `path` is changed. */
@@ -116,4 +143,8 @@ int sh_cgroup_cpus(const char *proc_self_cgroup, const char *root) {
 
 int64_t sh_cgroup_memory(const char *proc_self_cgroup, const char *root) {
   return limit_of(proc_self_cgroup, root, "memory", memory_v1, memory_v2);
+}
+
+int64_t sh_cgroup_memory_free(const char *proc_self_cgroup, const char *root) {
+  return limit_of(proc_self_cgroup, root, "memory", room_v1, room_v2);
 }

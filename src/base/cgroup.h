@@ -9,5 +9,7 @@
  * The smallest limit of the group and of all groups around it, -1 when there is none. */
 int sh_cgroup_cpus(const char *proc_self_cgroup, const char *root);       /* CPU quota in cores, rounded up */
 int64_t sh_cgroup_memory(const char *proc_self_cgroup, const char *root); /* bytes */
+/* Bytes that may still be taken: the smallest of limit - usage, where pages of files count as free. -1: no limit. */
+int64_t sh_cgroup_memory_free(const char *proc_self_cgroup, const char *root);
 
 #endif

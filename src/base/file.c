@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/magic.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -19,6 +20,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 /* --- Reading -------------------------------------------------------------------------------------------------------------------------- */
@@ -107,24 +109,26 @@ int sh_file_read_regular(const char *path, size_t max, char **out, size_t *len, 
 
 /* --- Maps and the SIGBUS guard -------------------------------------------------------------------------------------------------------- */
 
-enum { SLOTS = 256, SLOT_PATH = 240, EXIT_IO = 74 /* EX_IOERR of sysexits.h */ };
+enum { SLOTS = 256, EXIT_IO = 74 /* EX_IOERR of sysexits.h */ };
 
 /* base is 0 while the slot is free, 1 while it is being filled, else the map's address. The path is written before base and read after it.
  */
 typedef struct map_slot {
   atomic_uintptr_t base;
   atomic_size_t len;
-  char path[SLOT_PATH]; /* the end of the path when it is longer */
+  atomic_bool in_memory;
+  char path[SH_MAP_PATH];
 } map_slot;
 
 static map_slot slots[SLOTS];
 
-static void guard_add(const void *p, size_t len, const char *path) {
+static void guard_add(const void *p, size_t len, const char *path, bool in_memory) {
   for (int i = 0; i < SLOTS; i++) {
     uintptr_t is_free = 0;
     if (!atomic_compare_exchange_strong(&slots[i].base, &is_free, 1)) continue;
-    size_t n = strlen(path), skip = n >= SLOT_PATH ? n - (SLOT_PATH - 1) : 0;
+    size_t n = strlen(path), skip = n >= SH_MAP_PATH ? n - (SH_MAP_PATH - 1) : 0;
     memcpy(slots[i].path, path + skip, n - skip + 1);
+    atomic_store(&slots[i].in_memory, in_memory);
     atomic_store(&slots[i].len, len);
     atomic_store(&slots[i].base, (uintptr_t)p);
     return;
@@ -136,6 +140,31 @@ static void guard_remove(const void *p) {
     uintptr_t want = (uintptr_t)p;
     if (atomic_compare_exchange_strong(&slots[i].base, &want, 0)) return;
   }
+}
+
+/* The slot of the map that holds an address, or NULL. Safe in a signal handler. */
+static const map_slot *slot_of(uintptr_t at) {
+  for (int i = 0; i < SLOTS; i++) {
+    uintptr_t base = atomic_load(&slots[i].base);
+    if (base > 1 && at >= base && at - base < atomic_load(&slots[i].len)) return &slots[i];
+  }
+  return NULL;
+}
+
+bool sh_map_path_of(const void *p, char path[SH_MAP_PATH]) {
+  const map_slot *s = slot_of((uintptr_t)p);
+  if (s) memcpy(path, s->path, SH_MAP_PATH);
+  return s != NULL;
+}
+
+bool sh_map_same(const void *p, const void *q) {
+  const map_slot *s = slot_of((uintptr_t)p);
+  return s && s == slot_of((uintptr_t)q);
+}
+
+bool sh_map_in_memory(const void *p) {
+  const map_slot *s = slot_of((uintptr_t)p);
+  return s && atomic_load(&s->in_memory);
 }
 
 static void say(const char *s) {
@@ -150,13 +179,11 @@ static void say(const char *s) {
 
 static void on_sigbus(int sig, siginfo_t *info, void *context) {
   (void)context;
-  uintptr_t at = (uintptr_t)info->si_addr;
-  for (int i = 0; i < SLOTS; i++) {
-    uintptr_t base = atomic_load(&slots[i].base);
-    if (base <= 1 || at < base || at - base >= atomic_load(&slots[i].len)) continue;
+  const map_slot *s = slot_of((uintptr_t)info->si_addr);
+  if (s) {
     say("sheng: ");
-    say(slots[i].path);
-    say(": the mapped file shrank or cannot be read any more; restore it and start again (model files must not be replaced in place)\n");
+    say(s->path);
+    say(": " SH_MAP_LOST "\n");
     _exit(EXIT_IO);
   }
   signal(sig, SIG_DFL); /* not one of ours: the fault repeats and ends the program as it would have */
@@ -169,6 +196,11 @@ void sh_map_guard_install(void) {
   sa.sa_flags = SA_SIGINFO;
   sigemptyset(&sa.sa_mask);
   sigaction(SIGBUS, &sa, NULL);
+}
+
+static bool on_tmpfs(int fd) {
+  struct statfs fs;
+  return fstatfs(fd, &fs) == 0 && (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC);
 }
 
 int sh_map_open(sh_map *m, const char *path, sh_error *e) {
@@ -186,7 +218,7 @@ int sh_map_open(sh_map *m, const char *path, sh_error *e) {
       rc = sh_fail(e, errno == ENOMEM ? SH_ERR_NOMEM : SH_ERR_IO, "%s: cannot map %zu bytes: %s", path, len, strerror(errno));
     } else {
       *m = (sh_map){.p = p, .len = len, .private_base = p};
-      guard_add(p, len, path);
+      guard_add(p, len, path, on_tmpfs(fd));
     }
   }
   close(fd);
@@ -199,6 +231,10 @@ void sh_map_close(sh_map *m) {
     munmap(m->private_base, m->len);
   }
   *m = (sh_map){0};
+}
+
+void sh_map_ask(const sh_map *m) {
+  if (m->private_base) (void)madvise(m->private_base, m->len, MADV_WILLNEED);
 }
 
 /* --- Paths ---------------------------------------------------------------------------------------------------------------------------- */

@@ -18,7 +18,15 @@ typedef struct sh_map {
   void *private_base;
 } sh_map;
 int sh_map_open(sh_map *m, const char *path, sh_error *e);
-void sh_map_close(sh_map *m); /* accepts a zeroed struct */
+void sh_map_close(sh_map *m);     /* accepts a zeroed struct */
+void sh_map_ask(const sh_map *m); /* tells the system that all of it will be read soon; does not wait */
+/* Of the maps that are open now, as far as the table of the guard below has room for them (the first 256): */
+enum { SH_MAP_PATH = 240 };                                 /* bytes; of a longer path the end is kept */
+bool sh_map_path_of(const void *p, char path[SH_MAP_PATH]); /* the file that p points into; false: unknown */
+bool sh_map_same(const void *p, const void *q);             /* whether both point into the same map */
+bool sh_map_in_memory(const void *p);                       /* whether p's file is one of a tmpfs */
+#define SH_MAP_LOST                                                                                                                        \
+  "the mapped file shrank or cannot be read any more; restore it and start again (model files must not be replaced in place)"
 /* Installs a SIGBUS handler that says which mapped file shrank (or could not be read) under the program and exits with status 74, in place
  * of a bare crash. Call once at start. */
 void sh_map_guard_install(void);

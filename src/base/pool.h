@@ -17,10 +17,12 @@ int sh_pool_size(const sh_pool *p);
 /* Runs fn for every item and returns when all are done. One caller at a time. No allocation. n_items == 1 runs inline. */
 void sh_pool_run(sh_pool *p, sh_pool_fn fn, void *ctx, int n_items);
 
-int sh_cpu_count(void);        /* usable cores: affinity mask and cgroup v1/v2 quota (rounded up), at least 1 */
-int64_t sh_memory_limit(void); /* bytes: the smaller of machine memory and the cgroup v1/v2 limit of this process */
-int64_t sh_now_ns(void);       /* monotonic */
-int64_t sh_unix_time(void);    /* seconds */
-int64_t sh_rss_bytes(void);    /* resident set of this process */
+int sh_cpu_count(void);            /* usable cores: affinity mask and cgroup v1/v2 quota (rounded up), at least 1 */
+int64_t sh_memory_limit(void);     /* bytes: the smaller of machine memory and the cgroup v1/v2 limit of this process */
+int64_t sh_memory_available(void); /* bytes that can be taken without driving others out: of the machine and of the cgroup, page cache
+                                      counted as free; -1: unknown */
+int64_t sh_now_ns(void);           /* monotonic */
+int64_t sh_unix_time(void);        /* seconds */
+int64_t sh_rss_bytes(void);        /* resident set of this process */
 
 #endif

@@ -39,6 +39,25 @@ int64_t sh_memory_limit(void) {
   return group > 0 && group < machine ? group : machine;
 }
 
+/* MemAvailable of /proc/meminfo in bytes, -1 without it. */
+static int64_t machine_available(void) {
+  char text[4096];
+  int fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return -1;
+  ssize_t n = read(fd, text, sizeof text - 1);
+  close(fd);
+  if (n <= 0) return -1;
+  text[n] = '\0';
+  const char *at = strstr(text, "\nMemAvailable:");
+  long long kib;
+  return at && sscanf(at, " MemAvailable: %lld", &kib) == 1 && kib >= 0 ? (int64_t)kib * 1024 : -1;
+}
+
+int64_t sh_memory_available(void) {
+  int64_t machine = machine_available(), group = sh_cgroup_memory_free(proc_cgroup, cgroup_root);
+  return group >= 0 && (machine < 0 || group < machine) ? group : machine;
+}
+
 int64_t sh_now_ns(void) {
   struct timespec ts;
   clock_gettime(CLOCK_MONOTONIC, &ts);

@@ -152,6 +152,7 @@ static int run(sh_model *m, logits_opts *o, const int32_t *ids, int n, sh_error 
   for (int i = 0; i < n_pages; i++) pages[i] = i;
   rc = sh_model_reserve(m, &sizes, e);
   if (rc == 0) rc = sh_model_slot_zero(m, 0, e);
+  if (rc == 0) rc = sh_model_read_wait(m, e);
   if (rc == 0) rc = feed(m, o, ids, n, pages, rows, logits, e);
   if (rc < 0) goto done;
   sh_ftensor t = {.name = "logits",
@@ -183,6 +184,7 @@ static int logits(const char *path, logits_opts *o, sh_error *e) {
   const sh_repack_opts repack = {.cache_dir = o->cache_dir, .threads = (int)o->threads};
   if (rc == 0) rc = sh_model_open(&m, ckpt, be, &repack, e);
   if (rc == 0) rc = check_ids(sh_model_config(m), o->ids, ids, n, e);
+  if (rc == 0) rc = sh_model_read_ahead(m, e);
   if (rc == 0) rc = run(m, o, ids, n, e);
   sh_model_free(m);
   if (be) be->ops->free(be);

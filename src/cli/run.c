@@ -439,9 +439,10 @@ int sh_cmd_run(int argc, char **argv) {
   const sh_cli_parse parse = {"run", "sheng run MODEL [options]", table, &o, &defaults, true};
   int status = sh_cli_options(&parse, argc, argv, &model, &done);
   if (status != SH_EXIT_OK || done || (status = sh_cli_find_model("run", model, &path)) != SH_EXIT_OK) return status;
-  sh_log_set_level(SH_LOG_WARN);
+  sh_log_set_level(isatty(STDERR_FILENO) ? SH_LOG_INFO : SH_LOG_WARN); /* who waits at a terminal sees what takes long */
   int rc = o.chat_template ? sh_cli_template(o.chat_template, &template, &n, &e) : SH_OK;
   if (rc == SH_OK) rc = session_open(&s, &o, path, template, &e);
+  sh_log_set_level(SH_LOG_WARN);
   if (rc == SH_OK) {
     struct sigaction sa = {.sa_handler = on_interrupt}; /* without SA_RESTART: a read at the prompt returns */
     sigaction(SIGINT, &sa, NULL);

@@ -71,6 +71,7 @@ static int map_tokenizer(sh_ckpt *c, sh_error *e) {
   if (sh_file_exists(path)) {
     rc = sh_map_open(&c->tokenizer_json, path, e);
     c->has_tokenizer_json = !rc;
+    if (!rc) sh_map_ask(&c->tokenizer_json); /* before the weights are queued up for */
   }
   sh_free(path);
   return rc;

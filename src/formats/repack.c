@@ -6,8 +6,9 @@
  * writes that at the place in the file. Writing through a shared map was refused: a disk that fills up would be a SIGBUS, and the faults
  * cost more than the copy.
  *
- * Source pages are asked for ahead of the workers and given back at the end, so that a checkpoint of the size of memory does not have to be
- * resident twice. */
+ * The sources are read by base/prefetch.c while the workers run, where memory has room for them and for what is made of them. Where it has
+ * not, pages are asked for a little ahead of the workers. They are given back at the end, so that a checkpoint of the size of memory does
+ * not have to be resident twice. */
 #include "formats/repack_internal.h"
 
 #include <errno.h>
@@ -34,6 +35,7 @@ int sh_repack_new(sh_repack **out, const sh_ckpt *ck, sh_error *e) {
 
 void sh_repack_free(sh_repack *r) {
   if (!r) return;
+  sh_rp_read_end(r);
   sh_map_close(&r->map);
   sh_free(r->memory);
   sh_free(r->jobs);
@@ -42,6 +44,8 @@ void sh_repack_free(sh_repack *r) {
 
 sh_repack_where sh_repack_result(const sh_repack *r) { return r->where; }
 size_t sh_repack_bytes(const sh_repack *r) { return r->bytes; }
+
+bool sh_repack_in_memory(const sh_repack *r, const void *p) { return r && r->memory && (uintptr_t)p - (uintptr_t)r->memory < r->bytes; }
 
 /* --- Jobs */
 
@@ -381,6 +385,32 @@ int sh_rp_fill(sh_repack *r, sh_pool *pool, uint8_t *memory, int fd, sh_error *e
 
 /* --- The run */
 
+/* Begins to read what examining and filling will look at. */
+int sh_rp_read_ahead(sh_repack *r, sh_error *e) {
+  size_t n = 0, most = 0;
+  if (r->ahead) return 0; /* the cache could not be written: they are under way */
+  sh_span *v = sh_calloc((size_t)r->n_jobs * 4 + 1, sizeof *v);
+  if (!v) return sh_fail(e, SH_ERR_NOMEM, "out of memory for %d quantized modules", r->n_jobs);
+  for (int i = 0; i < r->n_jobs; i++) {
+    const sh_qmodule *m = &r->jobs[i].m;
+    bool stays = m->layout == SH_QL_ROWS && !m->order; /* the weight is used where it lies */
+    const sh_ftensor *const parts[] = {stays ? NULL : m->weight, stays ? NULL : m->scales, m->zeros, m->order};
+    for (size_t k = 0; k < sizeof parts / sizeof *parts; k++) {
+      if (!parts[k]) continue;
+      v[n++] = (sh_span){parts[k]->data, parts[k]->bytes};
+      most += parts[k]->bytes;
+    }
+  }
+  int rc = sh_prefetch_start(&r->ahead, v, n, &(sh_prefetch_opts){.what = "weights to repack", .spare = most}, e);
+  sh_free(v);
+  return rc;
+}
+
+void sh_rp_read_end(sh_repack *r) {
+  sh_prefetch_free(r->ahead);
+  r->ahead = NULL;
+}
+
 /* Before anything is known of the values: an upper bound of what will be rewritten. */
 static int64_t at_most(const sh_repack *r) {
   int64_t bytes = 0;
@@ -393,7 +423,8 @@ static int64_t at_most(const sh_repack *r) {
 
 static int into_memory(sh_repack *r, sh_pool *pool, sh_error *e) {
   char size[32];
-  int rc = sh_rp_examine(r, pool, e);
+  int rc = sh_rp_read_ahead(r, e);
+  if (!rc) rc = sh_rp_examine(r, pool, e);
   if (!rc) rc = sh_rp_place(r, 0, e);
   if (rc || !r->bytes) return rc;
   r->memory = sh_aligned(SH_RP_ALIGN, r->bytes);
@@ -431,6 +462,7 @@ int sh_repack_run(sh_repack *r, const sh_repack_opts *o, sh_error *e) {
   if (!rc && !used && !pool) rc = sh_pool_new(&pool, o->threads, e);
   if (!rc && used) finish_views(r, r->map.p);
   else if (!rc) rc = into_memory(r, pool, e);
+  sh_rp_read_end(r);
   sh_pool_free(pool);
   return rc;
 }

@@ -33,5 +33,6 @@ int sh_repack_check(sh_repack *r, sh_error *e);
 typedef enum sh_repack_where { SH_REPACK_NOTHING, SH_REPACK_MEMORY, SH_REPACK_WRITTEN, SH_REPACK_MAPPED } sh_repack_where;
 sh_repack_where sh_repack_result(const sh_repack *r); /* where the rewritten parts are: this run wrote the cache, or only mapped it */
 size_t sh_repack_bytes(const sh_repack *r);           /* of the rewritten parts */
+bool sh_repack_in_memory(const sh_repack *r, const void *p); /* whether p points into parts that were rewritten into memory */
 
 #endif

@@ -266,6 +266,7 @@ static int write_and_map(sh_repack *r, const sh_repack_opts *o, const cache *c, 
     return 0;
   }
   int rc = *pool ? 0 : sh_pool_new(pool, o->threads, e);
+  if (!rc) rc = sh_rp_read_ahead(r, e);
   if (!rc) rc = sh_rp_examine(r, *pool, e);
   if (!rc) rc = sh_rp_place(r, sh_rp_cache_head_bytes(r), e);
   if (rc || write_cache(r, c, *pool, disk)) return rc;

@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/pool.h"
+#include "base/prefetch.h"
 
 enum {
   SH_RP_DATA = 1,   /* nibbles are rewritten */
@@ -38,6 +39,7 @@ struct sh_repack {
   uint8_t *memory; /* the image, owned; or */
   sh_map map;      /* the image, mapped */
   sh_repack_where where;
+  sh_prefetch *ahead; /* during the run: the sources; NULL: not read ahead */
 };
 
 /* --- repack_kernels.c: pure functions */
@@ -59,6 +61,9 @@ int sh_rp_order(const sh_qmodule *m, int32_t *out, int64_t *seen, bool *trivial,
 bool sh_rp_flags_fit(const sh_rp_job *j); /* whether this module can have its flags */
 /* Gives every part its place, from the flags, after a head of that many bytes. SH_ERR_LIMIT: more than can be addressed. */
 int sh_rp_place(sh_repack *r, size_t head_bytes, sh_error *e);
+/* Begins to read the sources, unless that has begun (r->ahead); the end of it, at any time. */
+int sh_rp_read_ahead(sh_repack *r, sh_error *e);
+void sh_rp_read_end(sh_repack *r);
 /* Sets the flags from the tensors' values. */
 int sh_rp_examine(sh_repack *r, sh_pool *pool, sh_error *e);
 /* Does the work: into memory [r->bytes], or (memory NULL) to the places in a file. SH_ERR_IO says why a file took no more. */

@@ -45,8 +45,21 @@ fail:
   return rc;
 }
 
+int sh_model_read_ahead(sh_model *m, sh_error *e) {
+  sh_span *spans;
+  size_t n;
+  if (m->ahead) return 0;
+  int rc = sh_weights_spans(&m->w, &spans, &n, e);
+  if (rc == 0) rc = sh_prefetch_start(&m->ahead, spans, n, &(sh_prefetch_opts){.what = "weights"}, e);
+  sh_free(spans);
+  return rc;
+}
+
+int sh_model_read_wait(sh_model *m, sh_error *e) { return sh_prefetch_wait(m->ahead, e); }
+
 void sh_model_free(sh_model *m) {
   if (!m) return;
+  sh_prefetch_free(m->ahead);
   const sh_backend_ops *op = m->be->ops;
   if (m->cache) op->cache_free(m->be, m->cache);
   for (int i = 0; i < m->n_tensors; i++) op->tensor_free(m->be, m->tensors[i]);

@@ -15,9 +15,13 @@ typedef struct sh_model sh_model;
  * are borrowed and must outlive the model. Caller frees with sh_model_free. */
 int sh_model_open(sh_model **out, const sh_ckpt *ckpt, sh_backend *be, const sh_repack_opts *o, sh_error *e);
 void sh_model_free(sh_model *m);
+/* Begins to read the bound weights into memory (base/prefetch.h), once; the wait for it, before the first forward. Without the two a pass
+ * reads what it needs as it goes, one page fault after the other. */
+int sh_model_read_ahead(sh_model *m, sh_error *e);
+int sh_model_read_wait(sh_model *m, sh_error *e);
 
 const sh_config *sh_model_config(const sh_model *m);
-size_t sh_model_weight_bytes(const sh_model *m);  /* of the main path, as stored */
+size_t sh_model_weight_bytes(const sh_model *m);  /* of the main path, as stored, and of what was repacked into memory */
 const char *sh_model_describe(const sh_model *m); /* "qwen3_5, 24 layers (18 linear + 6 attention), bf16" */
 /* Cost of the caches for a KV type: bytes of KV per token, bytes of state per sequence, bytes of scratch for a step. */
 size_t sh_model_kv_bytes_per_token(const sh_model *m, sh_kv_type t);

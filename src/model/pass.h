@@ -48,6 +48,7 @@ struct sh_model {
   sh_backend *be;                                                               /* borrowed */
   int (*layer)(sh_model *m, const sh_layer *l, const sh_batch *b, sh_error *e); /* x += mixer(norm(x)); x += ffn(norm(x)) */
   char describe[256];
+  sh_prefetch *ahead; /* NULL: nothing is being read */
 
   sh_weight *embed, *head; /* the same when tied */
   sh_tensor *final_norm;   /* [1, H] */

@@ -355,6 +355,7 @@ static void bind_moe(binder *b, sh_w_layer *l) {
     b->rc = sh_fail(b->e, SH_ERR_NOMEM, "out of memory for %d experts", c->n_experts);
     return;
   }
+  m->n_experts = c->n_experts;
   bind_experts(b, m);
   matrix(b, s, "mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight", c->shared_ffn, c->hidden, &m->shared_gate);
   matrix(b, s, "mlp.shared_expert.up_proj.weight", "ffn_up_shexp.weight", c->shared_ffn, c->hidden, &m->shared_up);
@@ -530,6 +531,63 @@ void sh_weights_free(sh_weights *w) {
   sh_repack_free(w->private_repack);
   sh_arena_free(w->private_arena);
   memset(w, 0, sizeof *w);
+}
+
+/* --- Where they lie */
+
+typedef struct span_list {
+  const sh_repack *repack;
+  sh_span *v; /* [cap]; NULL: only counted */
+  size_t n;
+} span_list;
+
+static void add_span(span_list *l, const uint8_t *p, size_t n) {
+  if (!p || !n || sh_repack_in_memory(l->repack, p)) return;
+  if (l->v) l->v[l->n] = (sh_span){p, n};
+  l->n++;
+}
+
+static void add_view(span_list *l, const sh_wview *v) {
+  int64_t scale_rows = v->scale_rows > 0 ? (v->rows + v->scale_rows - 1) / v->scale_rows : 0;
+  add_span(l, v->data, (size_t)v->rows * v->row_bytes);
+  add_span(l, v->scales, (size_t)scale_rows * v->scale_row_bytes);
+  add_span(l, v->zeros, (size_t)v->rows * v->zero_row_bytes);
+}
+
+/* The views that a layer lacks are zeroed. */
+static void add_layer(span_list *out, const sh_w_layer *l) {
+  const sh_wview *const v[] = {&l->q,    &l->k,    &l->v,       &l->o,    &l->in_qkv, &l->in_z,
+                               &l->in_a, &l->in_b, &l->lin_out, &l->gate, &l->up,     &l->down};
+  for (size_t i = 0; i < sizeof v / sizeof *v; i++) add_view(out, v[i]);
+  const sh_w_moe *m = l->moe;
+  if (!m) return;
+  const sh_wview *const x[] = {&m->router, &m->shared_gate, &m->shared_up, &m->shared_down, &m->shared_expert_gate};
+  for (size_t i = 0; i < sizeof x / sizeof *x; i++) add_view(out, x[i]);
+  for (int i = 0; i < m->n_experts; i++) {
+    add_view(out, &m->experts[i].gate);
+    add_view(out, &m->experts[i].up);
+    add_view(out, &m->experts[i].down);
+  }
+}
+
+static void add_all(span_list *l, const sh_weights *w) {
+  l->n = 0;
+  add_view(l, &w->embed);
+  if (w->head.data != w->embed.data) add_view(l, &w->head);
+  for (int i = 0; i < w->n_layers; i++) add_layer(l, &w->layers[i]);
+}
+
+int sh_weights_spans(const sh_weights *w, sh_span **out, size_t *n, sh_error *e) {
+  span_list l = {.repack = w->private_repack};
+  *out = NULL;
+  *n = 0;
+  add_all(&l, w);
+  l.v = sh_calloc(l.n + 1, sizeof *l.v);
+  if (!l.v) return sh_fail(e, SH_ERR_NOMEM, "out of memory for a list of %zu parts of the weights", l.n);
+  add_all(&l, w);
+  *out = l.v;
+  *n = l.n;
+  return 0;
 }
 
 const char *sh_weights_dtypes(const sh_weights *w, char *buf, size_t size) {

@@ -5,6 +5,7 @@
 #ifndef SH_MODEL_WEIGHTS_H
 #define SH_MODEL_WEIGHTS_H
 
+#include "base/prefetch.h"
 #include "formats/repack.h"
 #include "model/config.h"
 
@@ -13,8 +14,9 @@ typedef struct sh_w_expert {
 } sh_w_expert; /* [I, H], [I, H], [H, I] */
 
 typedef struct sh_w_moe {
-  sh_wview router;                              /* [E, H] */
-  sh_w_expert *experts;                         /* [E]; views of fused and of per-expert tensors alike */
+  sh_wview router;      /* [E, H] */
+  sh_w_expert *experts; /* [E]; views of fused and of per-expert tensors alike */
+  int n_experts;
   sh_wview shared_gate, shared_up, shared_down; /* [Is, H], [Is, H], [H, Is] */
   sh_wview shared_expert_gate;                  /* [1, H] */
 } sh_w_moe;
@@ -92,6 +94,10 @@ typedef struct sh_w_audit {
  * Free with sh_weights_free. */
 int sh_weights_audit(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const sh_w_audit *a, sh_error *e);
 void sh_weights_free(sh_weights *w); /* accepts a zeroed or half-built struct */
+
+/* Where the matrices that a pass reads lie in mapped files (what was repacked into memory is left out, and MTP's): *out [*n], caller frees
+ * with sh_free. SH_ERR_NOMEM. */
+int sh_weights_spans(const sh_weights *w, sh_span **out, size_t *n, sh_error *e);
 
 /* "BF16, Q6_K": the types of w->dtypes. Returns buf. */
 const char *sh_weights_dtypes(const sh_weights *w, char *buf, size_t size);

@@ -245,6 +245,7 @@ static void ask_engine(sh_insp *p) {
                                .memory_utilization = p->o->memory_utilization,
                                .memory_limit = p->o->memory,
                                .exact = p->o->exact,
+                               .plan_only = true,
                                .cpu = p->o->cpu};
   if (sh_engine_open(&g, &o, &e)) sh_insp_issue_add(p, true, "engine", "%s", e.text);
   sh_engine_close(g);

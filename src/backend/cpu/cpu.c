@@ -60,12 +60,14 @@ static int cpu_tensor_new(sh_backend *b, int64_t rows, int64_t cols, sh_tensor *
   if (!t) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
   t->rows = rows;
   t->cols = cols;
-  t->p = sh_aligned(64, bytes ? bytes : 64);
-  if (!t->p) {
+  /* From calloc, aligned by hand: large memory comes zeroed from the system, page by page as it is used. Clearing it here costs 0.1 s of a
+   * start for 350 MB of scratch, most of which short prompts never touch. */
+  t->memory = sh_calloc(1, bytes + 64);
+  if (!t->memory) {
     sh_free(t);
     return sh_fail(e, SH_ERR_NOMEM, "out of memory: a tensor of %lld x %lld takes %zu bytes", (long long)rows, (long long)cols, bytes);
   }
-  memset(t->p, 0, bytes);
+  t->p = (float *)(void *)(((uintptr_t)t->memory + 63) & ~(uintptr_t)63);
   *out = t;
   return 0;
 }
@@ -73,7 +75,7 @@ static int cpu_tensor_new(sh_backend *b, int64_t rows, int64_t cols, sh_tensor *
 static void cpu_tensor_free(sh_backend *b, sh_tensor *t) {
   (void)b;
   if (!t) return;
-  sh_free(t->p);
+  sh_free(t->memory);
   sh_free(t);
 }
 

@@ -16,7 +16,8 @@
 
 struct sh_tensor {
   int64_t rows, cols;
-  float *p; /* [rows, cols], owned */
+  float *p;     /* [rows, cols], aligned, in: */
+  void *memory; /* owned */
 };
 
 struct sh_weight {

@@ -107,6 +107,32 @@ static void nonsense_is_no_limit(void **state) {
   assert_true(sh_cgroup_memory(list, root) == -1);
 }
 
+static void what_is_free_counts_the_pages_of_files_as_free(void **state) {
+  (void)state;
+  add_file("self", "0::/a\n");
+  add_dir("a");
+  assert_true(sh_cgroup_memory_free(list, root) == -1);
+  add_file("a/memory.max", "1000000\n");
+  assert_true(sh_cgroup_memory_free(list, root) == -1); /* without a usage nothing is known */
+  add_file("a/memory.current", "700000\n");
+  assert_true(sh_cgroup_memory_free(list, root) == 300000);
+  add_file("a/memory.stat", "anon 100\ninactive_file 200000\nactive_file_x 7\nactive_file 50000\n");
+  assert_true(sh_cgroup_memory_free(list, root) == 550000);
+  add_file("memory.max", "400000\n"); /* of the group around it, which is over its limit */
+  add_file("memory.current", "500000\n");
+  assert_true(sh_cgroup_memory_free(list, root) == 0);
+}
+
+static void version_1_counts_what_is_below_a_group_too(void **state) {
+  (void)state;
+  add_file("self", "12:memory:/docker/abc\n");
+  add_dir("memory");
+  add_file("memory/memory.limit_in_bytes", "5000000\n");
+  add_file("memory/memory.usage_in_bytes", "4000000\n");
+  add_file("memory/memory.stat", "inactive_file 1\ntotal_inactive_file 1000000\ntotal_active_file 500000\n");
+  assert_true(sh_cgroup_memory_free(list, root) == 2500000);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(without_files_there_is_no_limit, make_root, remove_root),
@@ -115,6 +141,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(version_1_finds_its_controllers_even_when_the_path_is_the_hosts, make_root, remove_root),
       cmocka_unit_test_setup_teardown(version_1_without_quota_has_no_limit, make_root, remove_root),
       cmocka_unit_test_setup_teardown(nonsense_is_no_limit, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(what_is_free_counts_the_pages_of_files_as_free, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(version_1_counts_what_is_below_a_group_too, make_root, remove_root),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

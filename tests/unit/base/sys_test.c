@@ -35,6 +35,7 @@ static void memory_is_within_the_machine(void **state) {
   int64_t machine = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
   assert_in_range(sh_memory_limit(), 1 << 20, machine);
   assert_in_range(sh_rss_bytes(), 100 * 1024, machine);
+  assert_in_range(sh_memory_available(), 1 << 20, machine);
 }
 
 int main(void) {

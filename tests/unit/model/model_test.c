@@ -168,6 +168,58 @@ static void sizes_follow_from_the_config(void **state) {
   rig_close(&r);
 }
 
+static bool inside(const sh_span *s, size_t n, const uint8_t *p, size_t bytes) {
+  for (size_t i = 0; i < n; i++)
+    if (p >= s[i].p && p + bytes <= s[i].p + s[i].n) return true;
+  return false;
+}
+
+static bool apart(const sh_span *s, size_t n, const uint8_t *p, size_t bytes) {
+  for (size_t i = 0; i < n; i++)
+    if (p < s[i].p + s[i].n && s[i].p < p + bytes) return false;
+  return true;
+}
+
+/* Opened and not reserved; tells the stored matrices that a pass computes with from those that it leaves alone. */
+static void what_is_read_ahead_is_what_a_pass_reads(void **state) {
+  (void)state;
+  static const char *const FOLDERS[] = {"dense-small",     "dense-real",     "moe-real-fused",      "moe-small",
+                                        "dense-small-awq", "moe-small-gptq", "moe-small-fp8-block", "dense-small-ct-asym-g128"};
+  for (size_t f = 0; f < sizeof FOLDERS / sizeof *FOLDERS; f++) {
+    rig r;
+    char path[256];
+    sh_span *s;
+    size_t n;
+    sh_error e = {0};
+    int read = 0, left = 0;
+    snprintf(path, sizeof path, GOLDEN "models/%s", FOLDERS[f]);
+    rig_open_path(&r, path, (rig_opts){.max_tokens = 8, .max_context = 64});
+    rig_ok(sh_weights_spans(&r.m->w, &s, &n, &e), &e);
+    for (int i = 0; i < sh_ckpt_count(r.ckpt); i++) {
+      const sh_ftensor *t = sh_ckpt_at(r.ckpt, i);
+      bool aside = strncmp(t->name, "mtp.", 4) == 0 || strncmp(t->name, "model.visual.", 13) == 0;
+      bool repacked = strstr(t->name, ".qweight") || strstr(t->name, ".qzeros"); /* into memory */
+      bool matrix = t->n_dims >= 2 && (strstr(t->name, "proj.weight") || strstr(t->name, "embed_tokens") || strstr(t->name, "experts."));
+      if (aside || repacked) {
+        if (!apart(s, n, t->data, t->bytes)) fail_msg("%s: %s is read", FOLDERS[f], t->name);
+        left++;
+      } else if (matrix && strcmp(t->type_name, "I64") != 0 && !strstr(t->name, "zero_point") && !strstr(t->name, ".scales")) {
+        if (!inside(s, n, t->data, t->bytes) && t->n_dims == 2) fail_msg("%s: %s is not read", FOLDERS[f], t->name);
+        if (t->n_dims == 3 && apart(s, n, t->data, t->bytes)) fail_msg("%s: %s is not read", FOLDERS[f], t->name);
+        read++;
+      }
+    }
+    assert_true(read > 0);
+    bool plain = strcmp(FOLDERS[f], "dense-small") == 0 || strcmp(FOLDERS[f], "dense-small-ct-asym-g128") == 0;
+    assert_true(plain || left > 2);
+    sh_free(s);
+    rig_ok(sh_model_read_ahead(r.m, &e), &e);
+    rig_ok(sh_model_read_ahead(r.m, &e), &e); /* once */
+    rig_ok(sh_model_read_wait(r.m, &e), &e);
+    rig_close(&r);
+  }
+}
+
 /* Opens and reserves with the n-th allocation failing, for every n: an error each time, no leak (the address sanitizer's build says), no
  * crash. */
 static void running_out_of_memory_while_opening_is_an_error(void **state) {
@@ -187,7 +239,9 @@ static void running_out_of_memory_while_opening_is_an_error(void **state) {
     sh_model_sizes s = {16, 8, 2, SH_KV_F32, 8, 2, 2, 64};
     sh_mem_fail_after(n);
     rc = sh_model_open(&m, ckpt, be, NULL, &e);
+    if (rc == 0) rc = sh_model_read_ahead(m, &e);
     if (rc == 0) rc = sh_model_reserve(m, &s, &e);
+    if (rc == 0) rc = sh_model_read_wait(m, &e);
     sh_mem_fail_after(-1);
     if (rc < 0) assert_int_equal(rc, SH_ERR_NOMEM);
     sh_model_free(m);
@@ -204,6 +258,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_step_allocates_nothing),
       cmocka_unit_test(logits_of_some_rows_are_those_of_all_rows),
       cmocka_unit_test(sizes_follow_from_the_config),
+      cmocka_unit_test(what_is_read_ahead_is_what_a_pass_reads),
       cmocka_unit_test_prestate(running_out_of_memory_while_opening_is_an_error, (void *)(uintptr_t)&GOLD_CASES[0]),
       cmocka_unit_test_prestate(running_out_of_memory_while_opening_is_an_error, (void *)(uintptr_t)&GOLD_CASES[3]),
   };
