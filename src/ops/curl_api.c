@@ -33,7 +33,7 @@ static void *open_any(const char *path) {
 int sh_curl_load(const char *path, const sh_curl_api **out, sh_error *e) {
   static sh_curl_api api;
   static bool loaded;
-  *out = &api;
+  *out = loaded ? &api : NULL;
   if (loaded) return SH_OK;
   void *lib = open_any(path);
   if (!lib)
@@ -50,7 +50,11 @@ int sh_curl_load(const char *path, const sh_curl_api **out, sh_error *e) {
     }
     memcpy((char *)&api + rows[i].offset, &p, sizeof p); /* ISO C has no cast from an object to a function pointer */
   }
-  if (api.global_init(SH_CURL_GLOBAL_ALL) != SH_CURL_OK) return sh_fail(e, SH_ERR_UNSUPPORTED, "libcurl cannot be initialised");
+  if (api.global_init(SH_CURL_GLOBAL_ALL) != SH_CURL_OK) {
+    dlclose(lib);
+    return sh_fail(e, SH_ERR_UNSUPPORTED, "libcurl cannot be initialised");
+  }
   loaded = true;
+  *out = &api;
   return SH_OK;
 }

@@ -255,7 +255,7 @@ void sh_call_answer_error(sh_call *c, const sh_api_error *e) {
 void sh_call_answer(sh_call *c, int status) {
   if (c->out.failed) {
     sh_api_error e;
-    sh_api_fail(&e, 500, NULL, "The answer does not fit in memory.");
+    sh_api_fail(&e, c->out.failed == SH_ERR_NOMEM ? 503 : 500, NULL, "The answer does not fit in memory.");
     sh_call_answer_error(c, &e);
     return;
   }

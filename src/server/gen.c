@@ -340,9 +340,13 @@ static void open_stream(sh_gen *g) {
   for (int i = 0; i < g->n_choices; i++) put_chunk(g, &g->choices[i]);
 }
 
-static bool out_of_room(const sh_gen *g, const sh_run *r, const sh_choice *c) {
-  return g->sse.failed || r->prompt_logprobs.failed || r->echo.tokens.failed ||
-         (c && (c->text.failed || c->chat_logprobs.failed || c->lists.tokens.failed));
+/* The HTTP status of an answer that could not be kept: memory may be there later, a limit stays. 0: there was room. */
+static int out_of_room(const sh_gen *g, const sh_run *r, const sh_choice *c) {
+  const int failed[] = {g->sse.failed,          r->prompt_logprobs.failed,       r->echo.tokens.failed,
+                        c ? c->text.failed : 0, c ? c->chat_logprobs.failed : 0, c ? c->lists.tokens.failed : 0};
+  for (size_t i = 0; i < sizeof failed / sizeof *failed; i++)
+    if (failed[i]) return failed[i] == SH_ERR_NOMEM ? 503 : 500;
+  return 0;
 }
 
 /* Takes one event in. Returns -1 with the error when the call cannot go on. */
@@ -368,7 +372,8 @@ static int take_event(sh_gen *g, sh_run *r, const sh_event *ev, sh_api_error *e)
     g->live--;
     break;
   }
-  return out_of_room(g, r, c) ? sh_api_fail(e, 500, NULL, "The answer does not fit in memory.") : 0;
+  int status = out_of_room(g, r, c);
+  return status ? sh_api_fail(e, status, NULL, "The answer does not fit in memory.") : 0;
 }
 
 /* The end of a turn: tokens whose chunk waited. */

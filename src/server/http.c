@@ -95,7 +95,7 @@ static void set_timeouts(conn *c, int read_s) {
 
 static void do_later(conn *c, int ms) {
   struct timeval tv = {ms / 1000, (ms % 1000) * 1000};
-  evtimer_add(c->later, &tv);
+  if (evtimer_add(c->later, &tv) != 0) event_active(c->later, EV_TIMEOUT, 0); /* no memory to wait in: at once */
 }
 
 static void request_reset(conn *c) {

@@ -504,6 +504,49 @@ static void construction_survives_every_failed_allocation(void **state) {
   }
 }
 
+static void caches_without_memory_are_an_error(void **state) {
+  (void)state;
+  sh_cache_spec s = {.n_attn_layers = 2,
+                     .n_kv_heads = 2,
+                     .head_dim = 16,
+                     .page_size = 16,
+                     .n_pages = 4,
+                     .kv_type = SH_KV_BF16,
+                     .n_linear_layers = 2,
+                     .lin_v_heads = 4,
+                     .lin_k_dim = 16,
+                     .lin_v_dim = 16,
+                     .conv_channels = 96,
+                     .conv_kernel = 4,
+                     .n_slots = 3};
+  sh_cache *c;
+  int rc = -1;
+  for (long n = 0; rc; n++) {
+    memset(&err, 0, sizeof err);
+    sh_mem_fail_after(n);
+    rc = ops->cache_new(be, &s, &c, &err);
+    sh_mem_fail_after(-1);
+    if (rc) assert_true(!c && rc == SH_ERR_NOMEM && err.code == rc && err.text[0]);
+    assert_true(n < 10);
+  }
+  ops->cache_free(be, c);
+  /* what no system has: the pages, and with the pages there, the slots */
+  sh_cache_spec pages = s, slots = s;
+  pages.page_size = 1 << 20;
+  pages.n_pages = INT32_MAX;
+  pages.head_dim = 1 << 10;
+  slots.lin_v_heads = slots.lin_k_dim = 1 << 12;
+  slots.n_slots = INT32_MAX;
+  const sh_cache_spec *const too_large[] = {&pages, &slots};
+  static const char *const words[] = {"KV pages", "state slots"};
+  for (int i = 0; i < 2; i++) {
+    memset(&err, 0, sizeof err);
+    assert_int_equal(ops->cache_new(be, too_large[i], &c, &err), SH_ERR_NOMEM);
+    assert_null(c);
+    assert_non_null(strstr(err.text, words[i]));
+  }
+}
+
 static void nothing_is_allocated_after_reserve(void **state) {
   (void)state;
   enum { TOK = 40, ROWS = 64, COLS = 96 };
@@ -558,6 +601,7 @@ int main(void) {
       PER_CPU(a_batch_that_leaves_the_cache_is_refused),
       PER_CPU(an_unknown_instruction_set_is_refused),
       PER_CPU(construction_survives_every_failed_allocation),
+      PER_CPU(caches_without_memory_are_an_error),
       PER_CPU(nothing_is_allocated_after_reserve),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

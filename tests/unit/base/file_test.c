@@ -3,6 +3,7 @@
 #include "unit/base/harness.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -177,6 +178,77 @@ static void a_shrunk_file_ends_the_program_with_a_sentence_and_status_74(void **
   assert_contains(text, "shrank");
 }
 
+static void a_map_takes_no_memory_of_its_own(void **state) {
+  (void)state;
+  put_file("hello", 5);
+  sh_map m;
+  char name[SH_MAP_PATH];
+  sh_mem_fail_after(0);
+  int rc = sh_map_open(&m, path, NULL);
+  sh_mem_fail_after(-1);
+  assert_int_equal(rc, 0);
+  assert_memory_equal(m.p, "hello", 5);
+  assert_true(sh_map_path_of(m.p + 4, name));
+  assert_string_equal(name, path);
+  assert_true(sh_map_same(m.p, m.p + 4));
+  assert_false(sh_map_same(m.p, name));
+  assert_false(sh_map_path_of(name, name));
+  assert_false(sh_map_in_memory(name));
+  sh_map_ask(&m);
+  sh_map_close(&m);
+  sh_map_ask(&m);
+}
+
+/* Not as many bytes as the system has addresses for: the map fails, and the file is closed again. */
+static void a_map_that_the_system_refuses_is_an_error(void **state) {
+  (void)state;
+  put_file("x", 1);
+  if (truncate(path, (off_t)1 << 43) != 0) skip(); /* the file system has no such files */
+  struct rlimit was, small;
+  sh_map m;
+  sh_error e = {0};
+  assert_int_equal(getrlimit(RLIMIT_AS, &was), 0);
+  small = was;
+  small.rlim_cur = (rlim_t)1 << 42;
+  int next = dup(STDERR_FILENO);
+  close(next);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  assert_int_equal(setrlimit(RLIMIT_AS, &small), 0);
+  assert_int_equal(sh_map_open(&m, path, &e), SH_ERR_NOMEM);
+  assert_int_equal(setrlimit(RLIMIT_AS, &was), 0);
+  assert_contains(e.text, path);
+  assert_null(m.p);
+#else
+  (void)m, (void)e, (void)small;
+#endif
+  int again = dup(STDERR_FILENO);
+  close(again);
+  assert_int_equal(again, next);
+}
+
+static void an_output_file_without_memory_is_an_error_and_leaves_nothing(void **state) {
+  (void)state;
+  put_file("old", 3);
+  int rc = -1;
+  long n = 0;
+  for (; rc; n++) {
+    sh_file_out o;
+    sh_error e = {0};
+    sh_mem_fail_after(n);
+    rc = sh_file_out_open(&o, path, &e);
+    sh_mem_fail_after(-1);
+    if (rc) assert_true(rc == SH_ERR_NOMEM && e.code == rc && e.text[0]);
+    sh_file_out_abandon(&o);
+    assert_true(n < 50);
+  }
+  assert_true(n > 2);
+  char *s;
+  size_t len;
+  assert_int_equal(sh_file_read(path, 100, &s, &len, NULL), 0);
+  assert_string_equal(s, "old");
+  sh_free(s);
+}
+
 static void a_file_is_replaced_as_a_whole(void **state) {
   (void)state;
   put_file("old", 3);
@@ -318,6 +390,9 @@ int main(void) {
       cmocka_unit_test(a_map_shows_the_file),
       cmocka_unit_test(more_maps_than_the_guard_has_slots_still_work),
       cmocka_unit_test(a_shrunk_file_ends_the_program_with_a_sentence_and_status_74),
+      cmocka_unit_test(a_map_takes_no_memory_of_its_own),
+      cmocka_unit_test(a_map_that_the_system_refuses_is_an_error),
+      cmocka_unit_test(an_output_file_without_memory_is_an_error_and_leaves_nothing),
       cmocka_unit_test(a_file_is_replaced_as_a_whole),
       cmocka_unit_test(a_write_that_fails_leaves_the_old_file_and_nothing_else),
       cmocka_unit_test(a_pipe_is_written_to_and_stays_one),

@@ -43,12 +43,24 @@ static void an_absurd_size_is_an_error(void **state) {
   sh_nameindex_free(&x);
 }
 
+static void without_memory_it_is_an_error_and_finds_nothing(void **state) {
+  (void)state;
+  sh_nameindex x;
+  sh_mem_fail_after(0);
+  int rc = sh_nameindex_init(&x, 5);
+  sh_mem_fail_after(-1);
+  assert_int_equal(rc, SH_ERR_NOMEM);
+  assert_int_equal(sh_nameindex_find(&x, "a", 1), -1);
+  sh_nameindex_free(&x);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_name_is_found_and_no_other),
       cmocka_unit_test(a_second_equal_name_is_refused),
       cmocka_unit_test(a_zeroed_table_finds_nothing),
       cmocka_unit_test(an_absurd_size_is_an_error),
+      cmocka_unit_test(without_memory_it_is_an_error_and_finds_nothing),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
  * leaks. PCRE2 allocates by itself, and is not failed here. */
 #include "unit/hostile.h"
 
+#include "text/bpe.h"
 #include "text/pretok.h"
 #include "text/pretok_nfc.h"
 #include "text/tokenizer.h"
@@ -42,6 +43,39 @@ static int normalizer(sh_error *e) {
   return rc;
 }
 
+static int vocabulary(sh_error *e) {
+  static const char *const TOKENS[] = {"a",
+                                       "b",
+                                       "ab",
+                                       "\xC4\xA0",
+                                       "\xC4\xA0"
+                                       "ab",
+                                       "<s>"}; /* U+0120 spells a space */
+  enum { N = sizeof TOKENS / sizeof *TOKENS };
+  sh_bpe *b;
+  sh_ids ids = {.max = 100};
+  sh_bpe_work w = {0};
+  int rc = sh_bpe_new(&b, N, 2, e);
+  if (rc) assert_null(b);
+  for (int i = 0; i < N && !rc; i++) /* far apart: the tables grow */
+    rc = sh_bpe_add_token(b, i * 700, TOKENS[i], strlen(TOKENS[i]), i == N - 1 ? SH_BPE_ADDED | SH_BPE_RAW : SH_BPE_MODEL, e);
+  if (!rc) {
+    sh_bpe_finish_vocab(b);
+    rc = sh_bpe_add_merge(b, 0, "a", 1, "b", 1, e);
+  }
+  if (!rc) rc = sh_bpe_add_merge(b, 1, "\xC4\xA0", 2, "ab", 2, e);
+  if (!rc) {
+    sh_bpe_work_init(&w, b, 1 << 20); /* with a cache, where memory allows one */
+    rc = sh_bpe_encode(&w, " abab", 5, &ids);
+    if (rc) sh_fail(e, rc, "no memory for the ids"); /* it has no sentence of its own */
+  }
+  if (!rc) assert_true(ids.n == 2 && ids.v[0] == 4 * 700 && ids.v[1] == 2 * 700);
+  sh_bpe_work_free(&w);
+  sh_ids_free(&ids);
+  sh_bpe_free(b);
+  return rc;
+}
+
 static sh_ckpt *ckpt;
 
 static int tokenizer_of_gguf(sh_error *e) {
@@ -77,6 +111,11 @@ static void a_normalizer(void **state) {
   fails_cleanly_everywhere(normalizer, 2);
 }
 
+static void a_vocabulary_and_its_merges(void **state) {
+  (void)state;
+  fails_cleanly_everywhere(vocabulary, 6);
+}
+
 static void a_tokenizer_of_a_gguf(void **state) {
   (void)state;
   sh_error e = {0};
@@ -89,6 +128,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_pipeline_and_its_run),
       cmocka_unit_test(a_normalizer),
+      cmocka_unit_test(a_vocabulary_and_its_merges),
       cmocka_unit_test(a_tokenizer_of_a_gguf),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
