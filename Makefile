@@ -33,8 +33,12 @@ endif
 Q := $(if $(V),,@)
 say = $(if $(V),,@printf '  %-5s %s\n' '$(1)' '$(2)')
 
-ifeq ($(PKG_LIBS)$(filter run test setup setup-test clean check-full style,$(MAKECMDGOALS)),)
-$(warning the libraries are missing: `make setup` installs them, or names the packages)
+# Empty only when one is missing: then what builds stops here, with the packages' names, and not in the middle of a compile.
+ifeq ($(PKG_LIBS),)
+ifneq ($(filter-out run test setup setup-test clean check-full style uninstall,$(or $(MAKECMDGOALS),all)),)
+$(shell sh tools/setup.sh check >&2)
+$(error pkg-config does not find $(DEPS). `make setup` as root installs what is missing)
+endif
 endif
 LIBS := $(PKG_LIBS) -lz -lm -ldl -pthread
 

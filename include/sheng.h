@@ -52,7 +52,7 @@ typedef struct sh_engine_options {
 
 typedef struct sh_plan { /* the memory plan, filled by sh_engine_open */
   int64_t total_bytes, budget_bytes;
-  int64_t weight_bytes; /* mapped from the file: page cache that the system may drop and read again */
+  int64_t weight_bytes; /* mapped from files (page cache that the system may drop and read again), or repacked into memory */
   int64_t scratch_bytes, state_bytes_per_seq, kv_bytes_per_token;
   int64_t model_max_len, max_model_len; /* what the model allows; what is served */
   int64_t max_num_seqs, n_pages, page_size;

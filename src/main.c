@@ -17,6 +17,5 @@ int main(int argc, char **argv) {
   if (!strcmp(name, "--version") || !strcmp(name, "-V")) name = "version";
   for (const sh_cli_command *c = sh_cli_commands; c->name; c++)
     if (!strcmp(c->name, name)) return argc > 1 ? c->run(argc - 1, argv + 1) : c->run(0, NULL) | SH_EXIT_USAGE;
-  fprintf(stderr, "sheng: there is no command '%s'; `sheng help` lists them\n", name);
-  return SH_EXIT_USAGE;
+  return sh_cli_no_command(name);
 }

@@ -2,6 +2,7 @@
 # Makes sure that the packages sheng needs are installed. As root on Debian or Ubuntu it installs what is missing; otherwise it prints the one line to run.
 #   tools/setup.sh         what building and `make run` need
 #   tools/setup.sh test    also what the tests need
+#   tools/setup.sh check   installs nothing, whoever runs it: prints the line
 set -eu
 
 build="gcc make pkg-config libevent-dev libpcre2-dev libutf8proc-dev zlib1g-dev python3 python3-pip"
@@ -35,7 +36,7 @@ for p in $want; do
 done
 [ -z "$missing" ] && exit 0
 
-if [ "$(id -u)" = 0 ]; then
+if [ "$(id -u)" = 0 ] && [ "${1:-}" != check ]; then
   echo "installing:$missing"
   export DEBIAN_FRONTEND=noninteractive
   apt-get update -q >/dev/null || echo "apt-get update failed; trying the lists at hand" >&2

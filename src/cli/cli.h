@@ -58,6 +58,7 @@ int sh_cli_options(const sh_cli_parse *p, int argc, char **argv, const char **mo
 int sh_cli_find_model(const char *command, const char *model, char **path);
 
 /* The docs page docs/options.md: every command and every option, from the tables. */
+int sh_cli_no_command(const char *name); /* says so and lists the commands, on stderr; the exit status */
 int sh_cli_markdown(sh_buf *out);
 
 /* The next line, without its end, NUL-terminated. SH_ERR_NOT_FOUND: the input is over; SH_ERR_CANCELLED: a signal came; SH_ERR_IO;

@@ -79,14 +79,28 @@ static int print_markdown(void) {
   return rc == 0 ? SH_EXIT_OK : SH_EXIT_FAILURE;
 }
 
+static void list_commands(FILE *to) {
+  for (const sh_cli_command *c = sh_cli_commands; c->name; c++) fprintf(to, "  sheng %-10s %-38s %s\n", c->name, c->args, c->line);
+}
+
+int sh_cli_no_command(const char *name) {
+  fprintf(stderr, "sheng: there is no command '%.100s'; these are:\n", name);
+  list_commands(stderr);
+  return SH_EXIT_USAGE;
+}
+
 int sh_cmd_help(int argc, char **argv) {
-  if (argc > 1 && !strcmp(argv[1], "--markdown")) return print_markdown();
-  for (const sh_cli_command *c = sh_cli_commands; argc > 1 && c->name; c++) {
+  const char *name = argc > 1 ? argv[1] : "help";
+  const sh_cli_command *c = sh_cli_commands;
+  if (!strcmp(name, "--markdown")) return print_markdown();
+  while (c->name && strcmp(c->name, name)) c++;
+  if (!c->name && name[0] != '-') return sh_cli_no_command(name);
+  if (c->name && c->run != sh_cmd_help && c->run != sh_cmd_version) {
     char help[] = "--help", *args[] = {argv[1], help, NULL};
-    if (!strcmp(c->name, argv[1]) && c->run != sh_cmd_help && c->run != sh_cmd_version) return c->run(2, args);
+    return c->run(2, args);
   }
   printf("sheng %s: serves Qwen3.5 models\n\n", SHENG_VERSION);
-  for (const sh_cli_command *c = sh_cli_commands; c->name; c++) printf("  sheng %-10s %-38s %s\n", c->name, c->args, c->line);
+  list_commands(stdout);
   printf("\nMODEL is a Hugging Face folder, a .gguf file or the name of a pulled model. `sheng COMMAND --help` lists a command's "
          "options.\n");
   return SH_EXIT_OK;

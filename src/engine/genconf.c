@@ -7,6 +7,7 @@
 #include "engine/genconf.h"
 
 #include "base/log.h"
+#include "formats/quant.h"
 
 #include <math.h>
 #include <string.h>
@@ -103,7 +104,7 @@ int sh_genconf_check_quantization(const sh_ckpt *ck, const char *method, sh_erro
   if (sh_ckpt_is_gguf(ck)) {
     found = "gguf";
   } else {
-    const sh_json *m = sh_json_path(sh_ckpt_config(ck), "quantization_config.quant_method");
+    const sh_json *m = sh_json_get(sh_quant_config(sh_ckpt_config(ck)), "quant_method");
     if (sh_json_is(m, SH_JSON_STRING)) found = m->s;
   }
   if (!found)

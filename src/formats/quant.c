@@ -349,7 +349,7 @@ static void read_method(reader *r) {
 }
 
 /* Where it stands: writers put it on top, or beside the language model's sizes; compressed-tensors had a name of its own before. */
-static const sh_json *find_config(const sh_json *root) {
+const sh_json *sh_quant_config(const sh_json *root) {
   static const char *const KEYS[] = {"quantization_config", "compression_config"};
   const sh_json *at[] = {root, present(root, "text_config")};
   for (int i = 0; i < 2; i++) {
@@ -363,7 +363,7 @@ static const sh_json *find_config(const sh_json *root) {
 
 int sh_quant_parse(sh_quant *q, const sh_json *root, sh_error *e) {
   memset(q, 0, sizeof *q);
-  reader r = {.q = q, .c = find_config(root), .e = e};
+  reader r = {.q = q, .c = sh_quant_config(root), .e = e};
   if (!r.c) return 0;
   if (!sh_json_is(r.c, SH_JSON_OBJECT)) r.rc = sh_fail(e, SH_ERR_FORMAT, "quantization_config is not an object");
   else read_method(&r);

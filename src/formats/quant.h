@@ -26,6 +26,8 @@ typedef struct sh_quant {
   int64_t block_rows, block_cols;  /* FP8: weights per scale; 0: one scale per row or per tensor */
 } sh_quant;
 
+/* Where config.json says it: quantization_config or compression_config, on top or in text_config. NULL: nowhere. */
+const sh_json *sh_quant_config(const sh_json *root);
 /* root: the whole of config.json; NULL is no quantization. What is known and not computed is SH_ERR_UNSUPPORTED with its name and with what
  * to use in its place. */
 int sh_quant_parse(sh_quant *q, const sh_json *root, sh_error *e);

@@ -65,7 +65,7 @@ static void begin_view(const sh_qmodule *m, sh_wview *v) {
                   .scale_row_bytes = groups * (size_t)sh_dtype_block_bytes(m->scales->type)};
 }
 
-int sh_repack_add(sh_repack *r, const sh_qmodule *m, sh_wview *view, sh_error *e) {
+int sh_repack_add(sh_repack *r, const sh_qmodule *m, sh_wview *view, bool aside, sh_error *e) {
   begin_view(m, view);
   if (m->layout == SH_QL_ROWS && !m->zeros && !m->order) return 0;
   if (r->n_jobs == r->cap_jobs) {
@@ -75,7 +75,7 @@ int sh_repack_add(sh_repack *r, const sh_qmodule *m, sh_wview *view, sh_error *e
     r->jobs = p;
     r->cap_jobs = cap;
   }
-  r->jobs[r->n_jobs++] = (sh_rp_job){.m = *m, .view = view};
+  r->jobs[r->n_jobs++] = (sh_rp_job){.m = *m, .view = view, .aside = aside};
   return 0;
 }
 
@@ -126,6 +126,21 @@ int sh_rp_place(sh_repack *r, size_t head_bytes, sh_error *e) {
   if (over || at > PTRDIFF_MAX || items > INT_MAX)
     return sh_fail(e, SH_ERR_LIMIT, "%d quantized modules are too large to address", r->n_jobs);
   return 0;
+}
+
+void sh_repack_count(const sh_repack *r, size_t *rewritten, size_t *replaced) {
+  *rewritten = *replaced = 0;
+  for (int i = 0; i < r->n_jobs; i++) {
+    const sh_rp_job *j = &r->jobs[i];
+    size_t rows = (size_t)j->m.rows;
+    if (j->aside) continue;
+    if (j->flags & SH_RP_ORDER) *rewritten += (size_t)j->m.cols * sizeof(int32_t);
+    if (j->flags & SH_RP_DATA) *rewritten += rows * data_row(j), *replaced += j->m.weight->bytes;
+    if (j->flags & SH_RP_SCALES) *rewritten += rows * scales_row(j), *replaced += j->m.scales->bytes;
+    if (j->flags & SH_RP_ZEROS) *rewritten += rows * groups_of(j);
+    if (j->m.zeros) *replaced += j->m.zeros->bytes; /* or they are 8, and the kernels know */
+    if (j->m.order) *replaced += j->m.order->bytes;
+  }
 }
 
 static void finish_views(sh_repack *r, const uint8_t *image) {

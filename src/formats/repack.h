@@ -20,8 +20,8 @@ typedef struct sh_repack_opts {
 int sh_repack_new(sh_repack **out, const sh_ckpt *ck, sh_error *e);
 void sh_repack_free(sh_repack *r); /* accepts NULL; the views die */
 
-/* An int4 module (not SH_QL_F8). Keeps `view` until sh_repack_run fills it. */
-int sh_repack_add(sh_repack *r, const sh_qmodule *m, sh_wview *view, sh_error *e);
+/* An int4 module (not SH_QL_F8). Keeps `view` until sh_repack_run fills it. aside: no pass will read it (sh_repack_count). */
+int sh_repack_add(sh_repack *r, const sh_qmodule *m, sh_wview *view, bool aside, sh_error *e);
 
 /* o may be NULL. Once. Errors: SH_ERR_FORMAT when an order of columns is broken, SH_ERR_NOMEM. A cache that cannot be written is a log line
  * and memory, not an error. */
@@ -33,6 +33,9 @@ int sh_repack_check(sh_repack *r, sh_error *e);
 typedef enum sh_repack_where { SH_REPACK_NOTHING, SH_REPACK_MEMORY, SH_REPACK_WRITTEN, SH_REPACK_MAPPED } sh_repack_where;
 sh_repack_where sh_repack_result(const sh_repack *r); /* where the rewritten parts are: this run wrote the cache, or only mapped it */
 size_t sh_repack_bytes(const sh_repack *r);           /* of the rewritten parts */
+/* Bytes that a pass reads of the rewritten parts (the modules set aside are left out), and of the stored parts that they replace. After the
+ * run or the check. */
+void sh_repack_count(const sh_repack *r, size_t *rewritten, size_t *replaced);
 bool sh_repack_in_memory(const sh_repack *r, const void *p); /* whether p points into parts that were rewritten into memory */
 
 #endif

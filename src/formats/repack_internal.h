@@ -25,6 +25,7 @@ typedef struct sh_rp_job {
   sh_qmodule m;
   sh_wview *view;
   uint8_t flags;
+  bool aside;                                    /* no pass reads it */
   size_t order_at, data_at, scales_at, zeros_at; /* in the image; valid by flag */
   int64_t first_item;                            /* of the work items of all jobs */
 } sh_rp_job;

@@ -146,7 +146,7 @@ static bool quantized(binder *b, int64_t rows, int64_t cols, sh_wview *out) {
   if (b->rc || !found) return found;
   mark_module(b, &m);
   if (m.layout == SH_QL_F8) *out = sh_qmodule_f8_view(&m, 0, 0, rows);
-  else b->rc = sh_repack_add(b->w->private_repack, &m, out, b->e);
+  else b->rc = sh_repack_add(b->w->private_repack, &m, out, b->in_mtp, b->e);
   tell(b, NULL, &m, out);
   return true;
 }
@@ -481,11 +481,14 @@ static void account_rest(binder *b) {
 /* What had to wait until everything was found. */
 static void repack(binder *b, const sh_repack_opts *o) {
   sh_weights *w = b->w;
+  size_t rewritten, replaced;
   b->rc = b->audit ? sh_repack_check(w->private_repack, b->e) : sh_repack_run(w->private_repack, o, b->e);
   settle(b);
   if (b->rc) return;
   w->repacked_bytes = sh_repack_bytes(w->private_repack);
   w->repacked_in_memory = sh_repack_result(w->private_repack) == SH_REPACK_MEMORY;
+  sh_repack_count(w->private_repack, &rewritten, &replaced);
+  w->held_bytes = w->bytes - w->mtp_bytes - replaced + (w->repacked_in_memory ? w->repacked_bytes : rewritten);
   if (b->c->tied) w->head = w->embed;
 }
 

@@ -62,6 +62,7 @@ typedef struct sh_weights {
   sh_w_mtp *mtp;           /* NULL: the file has none */
   size_t bytes;            /* of all bound tensors as stored, MTP's included */
   size_t mtp_bytes;        /* MTP's part of it */
+  size_t held_bytes;       /* that must stay in memory: what a pass reads, and all of what was repacked into memory */
   uint32_t dtypes;         /* bit 1u << sh_dtype for every type among the bound matrices */
   int n_visual;            /* tensors of the vision tower, left alone */
   int n_unused;            /* other tensors nobody asked for (named in the debug log) */

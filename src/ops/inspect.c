@@ -220,7 +220,7 @@ static void add_context(sh_insp *p, int64_t context) {
 
 static void plan_memory(sh_insp *p) {
   p->total_bytes = p->o->memory > 0 ? p->o->memory : sh_memory_limit();
-  p->weight_bytes = p->has_weights ? (int64_t)(p->w.bytes - p->w.mtp_bytes) : p->weight_file_bytes;
+  p->weight_bytes = p->has_weights ? (int64_t)p->w.held_bytes : p->weight_file_bytes;
   make_plan(p, 0, &p->serve);
   if (p->serve.rc) sh_insp_issue_add(p, true, "memory", "%s", p->serve.error);
   static const int64_t DEFAULTS[] = {4096, 32768};

@@ -81,7 +81,7 @@ struct sh_http {
   conn *first;
   int n_conns;
   size_t bodies; /* bytes */
-  bool closing;
+  bool closing, everywhere;
   int port;
   char url[300];
 };
@@ -474,11 +474,24 @@ static int listen_on(const char *host, int port, int *out_fd, sh_error *e) {
   return rc;
 }
 
-static int bound_port(int fd) {
-  struct sockaddr_storage ss;
+bool sh_http_name_address(const struct sockaddr *bound, const char *host, char url[300], int *port) {
+  const struct sockaddr_in *v4 = (const struct sockaddr_in *)(const void *)bound;
+  const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)(const void *)bound;
+  bool six = bound->sa_family == AF_INET6;
+  bool everywhere = six ? IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr) : v4->sin_addr.s_addr == htonl(INADDR_ANY);
+  if (everywhere) host = six ? "::1" : "127.0.0.1";
+  *port = ntohs(six ? v6->sin6_port : v4->sin_port);
+  snprintf(url, 300, strchr(host, ':') ? "http://[%.255s]:%d" : "http://%.255s:%d", host, *port);
+  return everywhere;
+}
+
+static int name_self(sh_http *h, const char *host, int fd, sh_error *e) {
+  struct sockaddr_storage ss = {0};
   socklen_t n = sizeof ss;
-  if (getsockname(fd, (struct sockaddr *)&ss, &n) != 0) return 0;
-  return ntohs(ss.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&ss)->sin6_port : ((struct sockaddr_in *)&ss)->sin_port);
+  if (getsockname(fd, (struct sockaddr *)&ss, &n) != 0)
+    return sh_fail(e, SH_ERR_IO, "the address that is listened on cannot be read: %s", strerror(errno));
+  h->everywhere = sh_http_name_address((const struct sockaddr *)&ss, host, h->url, &h->port);
+  return SH_OK;
 }
 
 int sh_http_new(sh_http **out, struct event_base *base, const char *host, int port, const sh_http_limits *limits,
@@ -494,8 +507,11 @@ int sh_http_new(sh_http **out, struct event_base *base, const char *host, int po
   h->base = base;
   h->limits = *limits;
   h->handler = *handler;
-  h->port = bound_port(fd);
-  snprintf(h->url, sizeof h->url, strchr(host, ':') ? "http://[%.255s]:%d" : "http://%.255s:%d", host, h->port);
+  if ((rc = name_self(h, host, fd, e)) != SH_OK) {
+    close(fd);
+    sh_free(h);
+    return rc;
+  }
   h->accept_again = evtimer_new(base, on_accept_again, h);
   h->listener = evconnlistener_new(base, on_accept, h, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC, 0, fd);
   if (!h->listener) close(fd);
@@ -519,6 +535,7 @@ void sh_http_free(sh_http *h) {
 
 int sh_http_port(const sh_http *h) { return h->port; }
 const char *sh_http_url(const sh_http *h) { return h->url; }
+bool sh_http_everywhere(const sh_http *h) { return h->everywhere; }
 
 void sh_http_close_idle(sh_http *h) {
   h->closing = true;

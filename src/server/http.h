@@ -46,9 +46,14 @@ int sh_http_new(sh_http **out, struct event_base *base, const char *host, int po
                 const sh_http_handler *handler, sh_error *e);
 void sh_http_free(sh_http *h);             /* accepts NULL */
 int sh_http_port(const sh_http *h);        /* the one in use, also when 0 was asked */
-const char *sh_http_url(const sh_http *h); /* "http://127.0.0.1:8000" */
-void sh_http_close_idle(sh_http *h);       /* draining: every connection ends with its answer, those without a request now */
-bool sh_http_quiet(const sh_http *h);      /* nothing is being answered and all answers have left */
+const char *sh_http_url(const sh_http *h); /* "http://127.0.0.1:8000": an address that can be opened on this machine */
+bool sh_http_everywhere(const sh_http *h); /* it listens on all interfaces (0.0.0.0, ::) */
+/* The URL of a bound address that was asked for as `host`, and its port. Returns whether it stands for all interfaces: nobody can open that
+ * one, and the URL names the loopback address. */
+struct sockaddr;
+bool sh_http_name_address(const struct sockaddr *bound, const char *host, char url[300], int *port);
+void sh_http_close_idle(sh_http *h);  /* draining: every connection ends with its answer, those without a request now */
+bool sh_http_quiet(const sh_http *h); /* nothing is being answered and all answers have left */
 
 /* "Name: value" of the answer, before it begins. */
 void sh_http_set_header(sh_hreq *r, const char *name, const char *value);

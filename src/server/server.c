@@ -66,7 +66,7 @@ static void log_plan(const sh_engine *g) {
   char a[32], b[32], c[32], d[32];
   int64_t tokens = p->n_pages * p->page_size;
   sh_log(SH_LOG_INFO, "%s", sh_engine_describe(g));
-  sh_log(SH_LOG_INFO, "memory: %s of %s may be used; weights %s (mapped), scratch %s", sh_format_size(p->budget_bytes, a),
+  sh_log(SH_LOG_INFO, "memory: %s of %s may be used; weights %s, scratch %s", sh_format_size(p->budget_bytes, a),
          sh_format_size(p->total_bytes, b), sh_format_size(p->weight_bytes, c), sh_format_size(p->scratch_bytes, d));
   sh_log(SH_LOG_INFO, "memory: %s of KV cache per token, %s of state per sequence; room for %lld tokens in pages of %lld",
          sh_format_size(p->kv_bytes_per_token, a), sh_format_size(p->state_bytes_per_seq, b), (long long)tokens, (long long)p->page_size);
@@ -119,10 +119,11 @@ static void on_started(sh_task *t) {
   if (!sh_engine_chat(s->engine)) sh_log(SH_LOG_WARN, "the model has no chat template: /v1/chat/completions needs --chat-template");
   v->last_ns = sh_now_ns();
   s->phase = SH_PHASE_READY;
-  sh_log(SH_LOG_INFO, "ready as %s on %s", s->names[0], sh_http_url(s->http));
+  const char *everywhere = sh_http_everywhere(s->http) ? " and on all interfaces" : "";
+  sh_log(SH_LOG_INFO, "ready as %s on %s%s", s->names[0], sh_http_url(s->http), everywhere);
   /* For scripts, whatever the log level; and for somebody who has just started it, a line to try. */
   bool chat = sh_engine_chat(s->engine) != NULL, key = s->opt->api_keys.n || s->opt->api_keys_vllm.n;
-  printf("sheng is ready on %s\n", sh_http_url(s->http));
+  printf("sheng is ready on %s%s\n", sh_http_url(s->http), everywhere);
   printf("  curl %s/v1/%s -H 'Content-Type: application/json'%s -d '{%s,\"temperature\":0}'\n", sh_http_url(s->http),
          chat ? "chat/completions" : "completions", key ? " -H \"Authorization: Bearer $KEY\"" : "",
          chat ? "\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}]"
@@ -260,7 +261,9 @@ static int open_http(server *v, sh_error *e) {
   };
   const sh_http_handler handler = {&v->s, sh_api_head, sh_api_request, sh_api_gone, sh_api_writable, sh_api_error_body};
   int rc = sh_http_new(&v->s.http, sh_loop_base(v->s.loop), o->host, (int)o->port, &limits, &handler, e);
-  if (rc == SH_OK) sh_log(SH_LOG_INFO, "listening on %s, at most %d connections", sh_http_url(v->s.http), limits.max_connections);
+  if (rc == SH_OK)
+    sh_log(SH_LOG_INFO, "listening on %s%s, at most %d connections", sh_http_url(v->s.http),
+           sh_http_everywhere(v->s.http) ? " and on all interfaces" : "", limits.max_connections);
   return rc;
 }
 

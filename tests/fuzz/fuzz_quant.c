@@ -84,7 +84,7 @@ static int open_module(const sh_ckpt *ck, int64_t rows, int64_t cols, sh_error *
     v = sh_qmodule_f8_view(&m, 0, 0, rows);
   } else {
     rc = sh_repack_new(&r, ck, e);
-    if (!rc) rc = sh_repack_add(r, &m, &v, e);
+    if (!rc) rc = sh_repack_add(r, &m, &v, false, e);
     if (!rc) rc = sh_repack_run(r, &(sh_repack_opts){.cache_dir = "", .threads = 1}, e);
   }
   if (!rc) check_view(&v, rows, cols);

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 static void the_checked_in_options_page_is_current(void **state) {
   (void)state;
@@ -27,6 +29,34 @@ static void every_command_says_what_it_does(void **state) {
     assert_non_null(c->run);
     assert_true(c->line && strlen(c->line) > 8 && c->args);
   }
+}
+
+/* Runs help with that argument, its output thrown away; the exit status. */
+static int help(const char *argument) {
+  char name[] = "help", word[64], *args[] = {name, word, NULL};
+  snprintf(word, sizeof word, "%s", argument);
+  fflush(NULL);
+  int out = dup(STDOUT_FILENO), err = dup(STDERR_FILENO), null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+  dup2(null, STDOUT_FILENO);
+  dup2(null, STDERR_FILENO);
+  int status = sh_cmd_help(2, args);
+  fflush(NULL);
+  dup2(out, STDOUT_FILENO);
+  dup2(err, STDERR_FILENO);
+  close(out), close(err), close(null);
+  return status;
+}
+
+static void help_knows_every_command_and_no_other(void **state) {
+  (void)state;
+  for (const sh_cli_command *c = sh_cli_commands; c->name; c++) {
+    if (!c->options && strcmp(c->name, "help") && strcmp(c->name, "version")) continue; /* its options are those of JSON lines */
+    assert_int_equal(help(c->name), SH_EXIT_OK);
+  }
+  assert_int_equal(help("--markdown"), SH_EXIT_OK);
+  assert_int_equal(help("--help"), SH_EXIT_OK);
+  assert_int_equal(help("foo"), SH_EXIT_USAGE);
+  assert_int_equal(help(""), SH_EXIT_USAGE);
 }
 
 static int repeat(void *ctx, const sh_json *line, sh_arena *a, sh_buf *out, sh_error *e) {
@@ -78,9 +108,8 @@ static void a_template_is_text_or_a_file(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_checked_in_options_page_is_current),
-      cmocka_unit_test(every_command_says_what_it_does),
-      cmocka_unit_test(a_bad_line_is_answered_and_the_next_one_goes_on),
+      cmocka_unit_test(the_checked_in_options_page_is_current), cmocka_unit_test(every_command_says_what_it_does),
+      cmocka_unit_test(help_knows_every_command_and_no_other),  cmocka_unit_test(a_bad_line_is_answered_and_the_next_one_goes_on),
       cmocka_unit_test(a_template_is_text_or_a_file),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -104,11 +104,51 @@ static void more_end_tokens_than_are_kept_are_told(void **state) {
   assert_contains(text, "end token 18 is one more than the 8");
 }
 
+/* The answer to --quantization METHOD for a folder with that config.json. */
+static int asked(const char *config, const char *method, sh_error *e) {
+  char dir[] = "/tmp/sheng_genconf_test.XXXXXX", path[64];
+  sh_ckpt *ck;
+  assert_non_null(mkdtemp(dir));
+  snprintf(path, sizeof path, "%s/config.json", dir);
+  FILE *f = fopen(path, "w");
+  assert_non_null(f);
+  fputs(config, f);
+  fclose(f);
+  int rc = sh_ckpt_open(&ck, dir, SH_CKPT_TOKENIZER_ONLY, e);
+  if (rc) fail_msg("%s", e->text);
+  rc = sh_genconf_check_quantization(ck, method, e);
+  sh_ckpt_close(ck);
+  unlink(path);
+  rmdir(dir);
+  return rc;
+}
+
+static void the_method_is_found_wherever_the_loader_finds_it(void **state) {
+  (void)state;
+  static const char *const CONFIGS[] = {
+      "{\"quantization_config\":{\"quant_method\":\"awq\"}}",
+      "{\"compression_config\":{\"quant_method\":\"awq\"}}",
+      "{\"text_config\":{\"quantization_config\":{\"quant_method\":\"awq\"}}}",
+      "{\"quantization_config\":null,\"text_config\":{\"compression_config\":{\"quant_method\":\"awq\"}}}",
+  };
+  for (size_t i = 0; i < sizeof CONFIGS / sizeof *CONFIGS; i++) {
+    sh_error e = {0};
+    assert_int_equal(asked(CONFIGS[i], "awq", &e), 0);
+    assert_int_equal(asked(CONFIGS[i], NULL, &e), 0);
+    assert_int_equal(asked(CONFIGS[i], "gptq", &e), SH_ERR_ARG);
+    assert_contains(e.text, "has awq");
+  }
+  sh_error e = {0};
+  assert_int_equal(asked("{\"vision_config\":{\"quantization_config\":{\"quant_method\":\"awq\"}}}", "awq", &e), SH_ERR_ARG);
+  assert_contains(e.text, "is not quantized");
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(good_end_tokens_are_taken_without_a_word),
       cmocka_unit_test(an_end_token_that_is_left_out_is_named_in_the_log),
       cmocka_unit_test(more_end_tokens_than_are_kept_are_told),
+      cmocka_unit_test(the_method_is_found_wherever_the_loader_finds_it),
   };
   return cmocka_run_group_tests(tests, open_world, close_world);
 }

@@ -177,7 +177,7 @@ static inline int qo_add(qopen *o, const char *base, int64_t rows, int64_t cols,
   if (rc) return rc;
   if (!found) fail_msg("%s is not found", base);
   if (m.layout == SH_QL_F8) *v = sh_qmodule_f8_view(&m, 0, 0, rows);
-  else rc = sh_repack_add(o->r, &m, v, e);
+  else rc = sh_repack_add(o->r, &m, v, false, e);
   return rc;
 }
 

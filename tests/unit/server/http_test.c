@@ -134,6 +134,46 @@ static void wait_for(atomic_int *what, int value) {
   assert_int_equal(*what, value);
 }
 
+static void the_url_can_be_opened_whatever_is_listened_on(void **state) {
+  (void)state;
+  static const struct {
+    const char *bound, *host, *url;
+    bool everywhere;
+  } cases[] = {{"127.0.0.1", "127.0.0.1", "http://127.0.0.1:8000", false},
+               {"0.0.0.0", "0.0.0.0", "http://127.0.0.1:8000", true},
+               {"0.0.0.0", "0", "http://127.0.0.1:8000", true},
+               {"127.0.0.1", "localhost", "http://localhost:8000", false},
+               {"10.1.2.3", "box.example", "http://box.example:8000", false},
+               {"::1", "::1", "http://[::1]:8000", false},
+               {"::", "::", "http://[::1]:8000", true},
+               {"::", "0::0", "http://[::1]:8000", true}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons(8000)};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons(8000)};
+    bool six = strchr(cases[i].bound, ':');
+    char url[300];
+    int port;
+    assert_int_equal(inet_pton(six ? AF_INET6 : AF_INET, cases[i].bound, six ? (void *)&v6.sin6_addr : (void *)&v4.sin_addr), 1);
+    const struct sockaddr *bound = six ? (const struct sockaddr *)&v6 : (const struct sockaddr *)&v4;
+    assert_int_equal(sh_http_name_address(bound, cases[i].host, url, &port), cases[i].everywhere);
+    assert_string_equal(url, cases[i].url);
+    assert_int_equal(port, 8000);
+  }
+  const sh_http_limits limits = {
+      .max_head = 4096, .max_body = 1 << 20, .max_bodies = 2 << 20, .idle_s = 60, .stall_s = 1, .max_connections = 5};
+  const sh_http_handler handler = {NULL, on_head, on_request, on_gone, on_writable, error_body};
+  sh_loop *l;
+  sh_http *h;
+  char want[64];
+  assert_int_equal(sh_loop_new(&l, NULL), 0);
+  assert_int_equal(sh_http_new(&h, sh_loop_base(l), "127.0.0.1", 0, &limits, &handler, NULL), 0);
+  snprintf(want, sizeof want, "http://127.0.0.1:%d", sh_http_port(h));
+  assert_string_equal(sh_http_url(h), want);
+  assert_false(sh_http_everywhere(h));
+  sh_http_free(h);
+  sh_loop_free(l);
+}
+
 static void requests_on_one_connection_are_answered_in_order(void **state) {
   (void)state;
   int fd = dial();
@@ -279,6 +319,7 @@ static void a_full_queue_refuses(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(the_url_can_be_opened_whatever_is_listened_on),
       cmocka_unit_test_setup_teardown(requests_on_one_connection_are_answered_in_order, setup, teardown),
       cmocka_unit_test_setup_teardown(an_early_answer_throws_the_body_away_and_keeps_the_connection, setup, teardown),
       cmocka_unit_test_setup_teardown(errors_of_the_layer_have_the_handlers_body, setup, teardown),
