@@ -9,7 +9,7 @@ in bf16 (1.5 GB, the real vocabulary), and 1 GB of AWQ (hidden 4096, 9 layers). 
 dropped; otherwise only those of the folder's files (posix_fadvise).
 
   resident   seconds from the start of the process until its resident file pages are 98% of what the model reads (/proc/PID/status, RssFile), and the rate
-  ready      seconds until /health says 200
+  ready      seconds until /health says 200, and the processor time used until then: on a busy machine ready is at best that divided by the cores
   answer     seconds of the first request after that (one token)
 """
 import argparse
@@ -197,6 +197,12 @@ def resident(pid):
     return 0
 
 
+def processor_time(pid):
+    """Seconds in user and kernel, of all threads."""
+    fields = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def ask(port, method, path, body=None):
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     try:
@@ -209,17 +215,17 @@ def ask(port, method, path, body=None):
 
 
 def start(sheng, folder, bytes_read):
-    """Starts the server, waits until it is ready, asks once, ends it. Gives seconds: resident, ready, answer; and the log."""
+    """Starts the server, waits until it is ready, asks once, ends it. Gives seconds: resident, ready, processor time, answer; and the log."""
     port = free_port()
     began = time.monotonic()
     p = subprocess.Popen([sheng, "serve", folder, "--port", str(port), "--served-model-name", "m", "--log-level", "debug"], stdout=subprocess.DEVNULL,
                          stderr=subprocess.PIPE, text=True)
-    there = ready = None
+    there = ready = cpu = None
     while ready is None and p.poll() is None and time.monotonic() - began < 300:
         if there is None and resident(p.pid) >= 0.98 * bytes_read:
             there = time.monotonic() - began
         if ask(port, "GET", "/health") == 200:
-            ready = time.monotonic() - began
+            ready, cpu = time.monotonic() - began, processor_time(p.pid)
         time.sleep(0.01)
     if ready is None:
         p.kill()
@@ -231,14 +237,14 @@ def start(sheng, folder, bytes_read):
     log = p.communicate(timeout=60)[1]
     if status != 200:
         sys.exit(f"the first request got status {status}:\n{log}")
-    return there or ready, ready, answer, log
+    return there or ready, ready, cpu, answer, log
 
 
 def measure(name, folder, total, o):
     print(f"\n{name}: {total / 1e9:.2f} GB in {len(weight_files(folder))} files")
     if FOLDERS[name]["awq"]:
         drop_caches(folder)
-        log = start(o.sheng, folder, total)[3]
+        log = start(o.sheng, folder, total)[4]
         print("  the first start, cold:")
         for line in log.splitlines():
             if "repack" in line or "weights" in line:
@@ -248,11 +254,11 @@ def measure(name, folder, total, o):
     for _ in range(o.runs):
         direct, buffered = dd(folder, "iflag=direct"), dd(folder)
         drop_caches(folder)
-        there, ready, answer, _log = start(o.sheng, folder, total)
+        there, ready, cpu, answer, _log = start(o.sheng, folder, total)
         rate = total / there / 1e6
-        there2, ready2, answer2, _log = start(o.sheng, folder, total)
-        print(f"| {direct:.0f}, {buffered:.0f} | {there:.2f} s, {rate:.0f} MB/s | {100 * rate / direct:.0f}%, {100 * rate / buffered:.0f}% | {ready:.2f} s | "
-              f"{answer:.2f} s | {there2:.2f} s | {ready2:.2f} s | {answer2:.2f} s |", flush=True)
+        there2, ready2, cpu2, answer2, _log = start(o.sheng, folder, total)
+        print(f"| {direct:.0f}, {buffered:.0f} | {there:.2f} s, {rate:.0f} MB/s | {100 * rate / direct:.0f}%, {100 * rate / buffered:.0f}% | {ready:.2f} s ({cpu:.2f}) | "
+              f"{answer:.2f} s | {there2:.2f} s | {ready2:.2f} s ({cpu2:.2f}) | {answer2:.2f} s |", flush=True)
 
 
 def main():

@@ -26,7 +26,7 @@ enum {
   STEP_MS = 100,
   PARK_GRACE_MS = 200,  /* a reader may pause this long before its memory can go to others */
   IDLE_RECHECK_MS = 50, /* while someone waits behind a parked request */
-  WARM_UP_TOKENS = 16,  /* of a prompt: a row of 16 takes at most a fifth longer than one of 64, and a start a quarter of the time */
+  WARM_UP_TOKENS = 4, /* a row of 4 takes up to 1.7 times one of 64, which the first steps correct; 64 take ten times as long to start */
   WARM_UP_MS = 600 * 1000,
 };
 
