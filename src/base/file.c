@@ -233,9 +233,15 @@ void sh_map_close(sh_map *m) {
   *m = (sh_map){0};
 }
 
-void sh_map_ask(const sh_map *m) {
-  if (m->private_base) (void)madvise(m->private_base, m->len, MADV_WILLNEED);
+/* Only advice: what the system does not take changes nothing. */
+static void advise(const void *p, size_t n, int advice) {
+  size_t before = (uintptr_t)p & ((size_t)sysconf(_SC_PAGESIZE) - 1);
+  if (n) (void)madvise((void *)((uintptr_t)p - before), n + before, advice);
 }
+
+void sh_map_ask(const void *p, size_t n) { advise(p, n, MADV_WILLNEED); }
+
+void sh_map_sparse(const void *p, size_t n, bool on) { advise(p, n, on ? MADV_RANDOM : MADV_NORMAL); }
 
 /* --- Paths ---------------------------------------------------------------------------------------------------------------------------- */
 

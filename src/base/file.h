@@ -18,8 +18,11 @@ typedef struct sh_map {
   void *private_base;
 } sh_map;
 int sh_map_open(sh_map *m, const char *path, sh_error *e);
-void sh_map_close(sh_map *m);     /* accepts a zeroed struct */
-void sh_map_ask(const sh_map *m); /* tells the system that all of it will be read soon; does not wait */
+void sh_map_close(sh_map *m); /* accepts a zeroed struct */
+/* Tells the system that p[0..n) of a map will be read soon; does not wait. */
+void sh_map_ask(const void *p, size_t n);
+/* Single places of p[0..n), of a map, will be read, so a fault shall read its page and not some MB around it; false: as usual again. */
+void sh_map_sparse(const void *p, size_t n, bool on);
 /* Of the maps that are open now, as far as the table of the guard below has room for them (the first 256): */
 enum { SH_MAP_PATH = 240 };                                 /* bytes; of a longer path the end is kept */
 bool sh_map_path_of(const void *p, char path[SH_MAP_PATH]); /* the file that p points into; false: unknown */

@@ -71,7 +71,7 @@ static int map_tokenizer(sh_ckpt *c, sh_error *e) {
   if (sh_file_exists(path)) {
     rc = sh_map_open(&c->tokenizer_json, path, e);
     c->has_tokenizer_json = !rc;
-    if (!rc) sh_map_ask(&c->tokenizer_json); /* before the weights are queued up for */
+    if (!rc) sh_map_ask(c->tokenizer_json.p, c->tokenizer_json.len); /* before the weights are queued up for */
   }
   sh_free(path);
   return rc;
@@ -403,6 +403,14 @@ int sh_ckpt_index(const sh_ckpt *c, const char *name) { return sh_nameindex_find
 const sh_ftensor *sh_ckpt_find(const sh_ckpt *c, const char *name) { return sh_ckpt_at(c, sh_ckpt_index(c, name)); }
 
 size_t sh_ckpt_bytes(const sh_ckpt *c) { return c->bytes; }
+
+void sh_ckpt_sparse(const sh_ckpt *c, bool on) {
+  for (int i = 0; i < c->n_shards; i++) {
+    size_t head;
+    const uint8_t *p = sh_st_header(c->shards[i], &head);
+    sh_map_sparse(p, sh_st_bytes(c->shards[i]), on);
+  }
+}
 
 bool sh_ckpt_file_at(const sh_ckpt *c, int i, sh_ckpt_file *out) {
   if (i < 0 || i >= c->n_shards) return false;

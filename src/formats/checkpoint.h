@@ -39,6 +39,10 @@ size_t sh_ckpt_bytes(const sh_ckpt *c);                             /* bytes of 
 /* Refuses a tensor (SH_ERR_FORMAT): "PATH: tensor NAME: shape [..] is wanted, [..] is found". */
 int sh_ckpt_fail_shape(const sh_ckpt *c, const sh_ftensor *t, const int64_t *want, int n, sh_error *e);
 
+/* Single tensors of a folder will be read, not all of it: the system shall not read ahead on its own. A folder is opened so; false ends it,
+ * before the weights are used. */
+void sh_ckpt_sparse(const sh_ckpt *c, bool on);
+
 /* The files of a folder's weights, in a stable order. */
 typedef struct sh_ckpt_file {
   const char *name;    /* in the folder; borrowed */

@@ -182,6 +182,7 @@ static int read_header(sh_st *s, sh_arena *scratch, sh_error *e) {
     return sh_fail(e, SH_ERR_FORMAT, "the header claims %llu bytes, but the file ends after %zu (is it truncated?)", (unsigned long long)n,
                    s->map.len);
   if (n == 0 || s->map.p[8] != '{') return sh_fail(e, SH_ERR_FORMAT, "the header is not a JSON object");
+  sh_map_ask(s->map.p, 8 + (size_t)n);
   sh_json *root;
   const sh_json_limits lim = {8, MAX_NODES};
   int rc = sh_json_parse((const char *)s->map.p + 8, (size_t)n, &lim, scratch, &root, e);
@@ -215,6 +216,7 @@ int sh_st_open(sh_st **out, const char *path, sh_error *e) {
   }
   rc = sh_map_open(&s->map, path, e); /* names the path itself */
   if (rc) goto fail;
+  sh_map_sparse(s->map.p, s->map.len, true);
   rc = read_header(s, scratch, e);
   if (rc) {
     sh_fail_in(e, rc, "%s", path);

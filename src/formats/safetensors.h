@@ -7,7 +7,8 @@
 #include "formats/tensor.h"
 
 typedef struct sh_st sh_st;
-/* Checks the header (length, JSON, dtype, shape against offsets, bounds, overlaps, holes). Caller frees with sh_st_close. */
+/* Only the header is read, and the map is left sparse (base/file.h). Checks the header (length, JSON, dtype, shape against offsets, bounds,
+ * overlaps, holes). Caller frees with sh_st_close. */
 int sh_st_open(sh_st **out, const char *path, sh_error *e);
 void sh_st_close(sh_st *s);
 int sh_st_count(const sh_st *s);

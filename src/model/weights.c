@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "formats/dequant.h"
@@ -478,6 +479,17 @@ static void account_rest(binder *b) {
   if (b->w->n_unused) sh_log(SH_LOG_DEBUG, "%d tensors are not used", b->w->n_unused);
 }
 
+/* The small vectors are read by the binding, one after the other, spread over all files: they are asked for together. Read-ahead would
+ * bring in megabytes around each, in a folder to repack of weights that nobody reads. */
+static void ask_for_vectors(const sh_ckpt *ck) {
+  enum { LARGE = 1 << 18 }; /* bytes */
+  for (int i = 0; i < sh_ckpt_count(ck); i++) {
+    const sh_ftensor *t = sh_ckpt_at(ck, i);
+    bool vector = (t->n_dims == 1 || t->n_dims == 3) && (t->type == SH_F32 || t->type == SH_F16 || t->type == SH_BF16);
+    if (vector && t->bytes <= LARGE) sh_map_ask(t->data, t->bytes);
+  }
+}
+
 /* What had to wait until everything was found. */
 static void repack(binder *b, const sh_repack_opts *o) {
   sh_weights *w = b->w;
@@ -504,6 +516,7 @@ static int bind_all(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const 
   settle(&b);
   if (!b.rc) b.rc = sh_repack_new(&w->private_repack, ck, e);
   if (!b.rc) {
+    if (!c->from_gguf) ask_for_vectors(ck);
     find_root(&b);
     bind_ends(&b);
     if (!b.rc) refuse_surplus_layers(&b);
@@ -515,6 +528,7 @@ static int bind_all(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const 
   }
   if (!b.rc) bind_mtp(&b);
   if (!b.rc) account_rest(&b);
+  sh_ckpt_sparse(ck, false);
   if (!b.rc) repack(&b, o);
   sh_free(b.used);
   if (b.rc) sh_weights_free(w);

@@ -194,9 +194,12 @@ static void a_map_takes_no_memory_of_its_own(void **state) {
   assert_false(sh_map_same(m.p, name));
   assert_false(sh_map_path_of(name, name));
   assert_false(sh_map_in_memory(name));
-  sh_map_ask(&m);
+  sh_map_ask(m.p + 1, 3);
+  sh_map_sparse(m.p, m.len, true);
+  sh_map_sparse(m.p, m.len, false);
+  sh_map_ask(m.p, 0);
+  assert_memory_equal(m.p, "hello", 5);
   sh_map_close(&m);
-  sh_map_ask(&m);
 }
 
 /* Not as many bytes as the system has addresses for: the map fails, and the file is closed again. */
