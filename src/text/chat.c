@@ -62,7 +62,8 @@ static content_mode ask_content(sh_chat *c, const char *before, const char *afte
 
 static size_t count(const sh_buf *b, const char *s) {
   size_t n = 0, len = strlen(s);
-  for (const char *p = b->p, *end = p + b->len; b->len && (p = memmem(p, (size_t)(end - p), s, len)); p += len) n++;
+  if (!b->len) return 0; /* then b->p may be NULL */
+  for (const char *p = b->p, *end = p + b->len; (p = memmem(p, (size_t)(end - p), s, len)); p += len) n++;
   return n;
 }
 

@@ -331,6 +331,17 @@ static void a_template_that_fails_or_loops_on_everything_still_opens(void **stat
   done(&r);
 }
 
+/* Found by fuzz_jinja: the questions asked of the template at open counted words in a buffer that had never held anything. */
+static void a_template_that_writes_nothing_opens_and_writes_nothing(void **state) {
+  (void)state;
+  static const char *const silent[] = {"", "{# nothing #}", "{% set x = 1 %}"};
+  for (size_t i = 0; i < sizeof silent / sizeof *silent; i++) {
+    rig r = open_chat(silent[i]);
+    assert_prompt(&r, "[{\"role\": \"user\", \"content\": \"a\"}]", "");
+    done(&r);
+  }
+}
+
 static void every_failed_allocation_is_reported(void **state) {
   (void)state;
   for (long n = 0;; n++) {
@@ -363,6 +374,7 @@ int main(void) {
       cmocka_unit_test(a_final_message_can_be_continued),
       cmocka_unit_test(a_broken_template_is_refused_at_open),
       cmocka_unit_test(a_template_that_fails_or_loops_on_everything_still_opens),
+      cmocka_unit_test(a_template_that_writes_nothing_opens_and_writes_nothing),
       cmocka_unit_test(every_failed_allocation_is_reported),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
