@@ -13,6 +13,8 @@
 #include "text/tokenizer.h"
 #include <stdio.h>
 
+#define SH_CLI_MODEL_IS "a Hugging Face folder, a .gguf file or the name of a pulled model"
+
 enum { SH_EXIT_OK = 0, SH_EXIT_FAILURE = 1, SH_EXIT_USAGE = 2 };
 
 /* argv[0] is the subcommand's own name. */
@@ -53,8 +55,8 @@ typedef struct sh_cli_parse {
 } sh_cli_parse;
 int sh_cli_options(const sh_cli_parse *p, int argc, char **argv, const char **model, bool *done);
 
-/* The path of the model a user named: a file or folder of that name, else what `sheng pull` stored under it. *path: allocated (sh_free).
- * Returns an exit status, after an error was printed. */
+/* The path of the model a user named: a file or folder of that name, else what `sheng pull` stored under it. NULL: the model beside the
+ * program (ops/small_model.h); a line on stderr says so. *path: allocated (sh_free). Returns an exit status, after an error was printed. */
 int sh_cli_find_model(const char *command, const char *model, char **path);
 
 /* The docs page docs/options.md: every command and every option, from the tables. */

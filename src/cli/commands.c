@@ -8,6 +8,7 @@
 #include "cli/run.h"
 #include "ops/inspect.h"
 #include "ops/pull.h"
+#include "ops/small_model.h"
 #include "server/options.h"
 #include <string.h>
 
@@ -27,8 +28,8 @@ static void inspect_options(const sh_opt **table, const void **defaults) {
 }
 
 const sh_cli_command sh_cli_commands[] = {
-    {"serve", "MODEL [options]", sh_cmd_serve, "serve a model over HTTP, in OpenAI's API", serve_options},
-    {"run", "MODEL [options]", sh_cmd_run, "chat with a model in the terminal", sh_cmd_run_options},
+    {"serve", "[MODEL] [options]", sh_cmd_serve, "serve a model over HTTP, in OpenAI's API", serve_options},
+    {"run", "[MODEL] [options]", sh_cmd_run, "chat with a model in the terminal", sh_cmd_run_options},
     {"pull", "OWNER/NAME [options]", sh_cmd_pull, "download a model from a hub", pull_options},
     {"inspect", "MODEL [options]", sh_cmd_inspect, "check a model before serving: what it is, what is wrong, what fits", inspect_options},
     {"tokenize", "MODEL", sh_cmd_tokenize, "JSON lines {\"text\"} to {\"ids\"}", NULL},
@@ -101,7 +102,7 @@ int sh_cmd_help(int argc, char **argv) {
   }
   printf("sheng %s: serves Qwen3.5 models\n\n", SHENG_VERSION);
   list_commands(stdout);
-  printf("\nMODEL is a Hugging Face folder, a .gguf file or the name of a pulled model. `sheng COMMAND --help` lists a command's "
-         "options.\n");
+  printf("\nMODEL is " SH_CLI_MODEL_IS "; `serve` and `run` without one take models/" SH_SMALL_MODEL
+         " beside the\nprogram. `sheng COMMAND --help` lists a command's options.\n");
   return SH_EXIT_OK;
 }

@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "ops/pull.h"
+#include "ops/small_model.h"
 #include <errno.h>
 #include <string.h>
 
@@ -44,8 +45,7 @@ int sh_cli_options(const sh_cli_parse *p, int argc, char **argv, const char **mo
   } else if (rest.n == 1) {
     *model = rest.v[0];
   } else if (p->need_model) {
-    fprintf(stderr, "sheng %s: MODEL is missing: a Hugging Face folder, a .gguf file or the name of a pulled model (usage: %s)\n", p->name,
-            p->usage);
+    fprintf(stderr, "sheng %s: MODEL is missing: " SH_CLI_MODEL_IS " (usage: %s)\n", p->name, p->usage);
     status = SH_EXIT_USAGE;
   }
   sh_free((void *)rest.v);
@@ -54,7 +54,13 @@ int sh_cli_options(const sh_cli_parse *p, int argc, char **argv, const char **mo
 
 int sh_cli_find_model(const char *command, const char *model, char **path) {
   sh_error e = {0};
-  return sh_pull_find(model, path, &e) == SH_OK ? SH_EXIT_OK : sh_cli_fail(command, &e, false);
+  if (model) return sh_pull_find(model, path, &e) == SH_OK ? SH_EXIT_OK : sh_cli_fail(command, &e, false);
+  if (sh_small_model_find(path, &e) != SH_OK) {
+    fprintf(stderr, "sheng %s: MODEL is missing: " SH_CLI_MODEL_IS "; %s\n", command, e.text);
+    return SH_EXIT_USAGE;
+  }
+  fprintf(stderr, "sheng %s: no MODEL given, taking models/" SH_SMALL_MODEL " beside the program\n", command);
+  return SH_EXIT_OK;
 }
 
 int sh_cli_template(const char *value, char **text, size_t *len, sh_error *e) {

@@ -1,4 +1,4 @@
-/* `sheng run MODEL`: a chat in the terminal.
+/* `sheng run [MODEL]`: a chat in the terminal.
  *
  * Main thread; the engine has its own. A turn renders the whole conversation, submits it and prints text as it becomes certain. SIGINT sets
  * a flag: while an answer is printed it cancels that answer, at the prompt it only starts a new line; the program ends by /exit or the end
@@ -12,6 +12,7 @@
 #include "cli/run.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "ops/small_model.h"
 #include "server/params.h"
 #include <signal.h>
 #include <string.h>
@@ -436,7 +437,7 @@ int sh_cmd_run(int argc, char **argv) {
   char *template = NULL, *path = NULL;
   size_t n;
   bool done;
-  const sh_cli_parse parse = {"run", "sheng run MODEL [options]", table, &o, &defaults, true};
+  const sh_cli_parse parse = {"run", "sheng run [MODEL] [options]", table, &o, &defaults, false};
   int status = sh_cli_options(&parse, argc, argv, &model, &done);
   if (status != SH_EXIT_OK || done || (status = sh_cli_find_model("run", model, &path)) != SH_EXIT_OK) return status;
   sh_log_set_level(isatty(STDERR_FILENO) ? SH_LOG_INFO : SH_LOG_WARN); /* who waits at a terminal sees what takes long */
@@ -446,7 +447,9 @@ int sh_cmd_run(int argc, char **argv) {
   if (rc == SH_OK) {
     struct sigaction sa = {.sa_handler = on_interrupt}; /* without SA_RESTART: a read at the prompt returns */
     sigaction(SIGINT, &sa, NULL);
-    if (s.tty) printf("%s, %lld tokens of context. /help tells more.\n", model, (long long)sh_engine_plan(s.engine)->max_model_len);
+    if (s.tty)
+      printf("%s, %lld tokens of context. /help tells more.\n", model ? model : SH_SMALL_MODEL,
+             (long long)sh_engine_plan(s.engine)->max_model_len);
     chat_loop(&s);
     signal(SIGINT, SIG_DFL);
   } else {

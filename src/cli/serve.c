@@ -1,12 +1,13 @@
-/* `sheng serve MODEL`: options, then the server. Main thread. A model from the store is served under the name it was pulled by. */
+/* `sheng serve [MODEL]`: options, then the server. Main thread. A model from the store is served under the name it was pulled by. */
 #include "server/server.h"
 #include "cli/cli.h"
+#include "ops/small_model.h"
 #include <string.h>
 
 /* Puts the model's path in place of its name, which becomes the served name unless others are given. */
 static int find_model(sh_serve_options *o, char **path) {
-  const char *name = o->model;
-  int status = sh_cli_find_model("serve", name, path);
+  const char *name = o->model ? o->model : SH_SMALL_MODEL;
+  int status = sh_cli_find_model("serve", o->model, path);
   if (status != SH_EXIT_OK) return status;
   o->model = *path;
   if (o->served_names.n) return SH_EXIT_OK;
@@ -20,7 +21,7 @@ static int find_model(sh_serve_options *o, char **path) {
 
 int sh_cmd_serve(int argc, char **argv) {
   sh_serve_options o = sh_serve_option_defaults;
-  const sh_cli_parse parse = {"serve", "sheng serve MODEL [options]", sh_serve_option_table, &o, &sh_serve_option_defaults, true};
+  const sh_cli_parse parse = {"serve", "sheng serve [MODEL] [options]", sh_serve_option_table, &o, &sh_serve_option_defaults, false};
   sh_error e = {0};
   char *template = NULL, *path = NULL;
   size_t n = 0;

@@ -33,7 +33,7 @@ class Server:
         self.log_file = tempfile.TemporaryFile(mode="w+")
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("SHENG_", "VLLM_"))}
         environment.update(env or {})
-        command = [BIN, "serve", str(model), "--port", "0", *map(str, options)]
+        command = [BIN, "serve", *([] if model is None else [str(model)]), "--port", "0", *map(str, options)]
         self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=self.log_file, text=True)
         self.url = self.port = None
         Server.running.append(self)
