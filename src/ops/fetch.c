@@ -494,6 +494,7 @@ int sh_fetch_text(sh_fetch *f, const char *url, sh_buf *body, sh_fetch_reply *re
     bool again = x.end == SH_XFER_RETRY && attempt <= f->c.retries;
     int64_t wait = again ? sh_fetch_backoff_ms(attempt, x.retry_after_s) : 0;
     reply->status = x.status;
+    reply->unreachable = x.end == SH_XFER_RETRY && x.status == 0;
     memcpy(reply->error_code, x.error_code, sizeof reply->error_code);
     memcpy(reply->message, x.message, sizeof reply->message);
     if (x.end == SH_XFER_OK) {

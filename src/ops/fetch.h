@@ -71,6 +71,7 @@ void sh_xfer_stop(sh_xfer *x); /* also of one that ended: frees what it holds an
  * and message tell what a caller needs to explain. SH_ERR_CANCELLED: stop. */
 typedef struct sh_fetch_reply {
   long status;
+  bool unreachable; /* every try ended before anything was answered */
   char error_code[64], message[256];
   char *next_url; /* Link: rel="next", or NULL; caller frees */
 } sh_fetch_reply;

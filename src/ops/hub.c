@@ -235,6 +235,15 @@ static void put_url(sh_buf *b, const sh_hub *h, const char *before, const char *
   sh_buf_puts(b, after);
 }
 
+/* A call that ended without an answer worth explaining: whose, and where nothing came at all, what to look at. */
+static int no_answer(const sh_hub *h, const sh_fetch_reply *reply, int rc, sh_error *e) {
+  if (!e || !reply->unreachable) return sh_fail_in(e, rc, "%s", h->endpoint);
+  char why[sizeof e->text];
+  memcpy(why, e->text, sizeof why);
+  return sh_fail(e, rc, "%s: %s; check the network (behind a proxy: https_proxy), or name another hub or a mirror with --from", h->endpoint,
+                 why);
+}
+
 /* One call: its text to `body`. A refusal is explained. */
 static int call(const sh_hub *h, sh_fetch *f, const char *url, const char *name, const char *revision, sh_buf *body, char **next,
                 sh_error *e) {
@@ -244,7 +253,7 @@ static int call(const sh_hub *h, sh_fetch *f, const char *url, const char *name,
   else sh_free(reply.next_url);
   if (rc == SH_OK || rc == SH_ERR_CANCELLED) return rc;
   if (reply.status >= 400) return sh_hub_explain(h, name, revision, NULL, reply.status, reply.error_code, reply.message, e);
-  return sh_fail_in(e, rc, "%s", h->endpoint);
+  return no_answer(h, &reply, rc, e);
 }
 
 /* The commit a revision stands for, so that all files are of one state even if someone pushes during the pull. A hub without this call
@@ -270,7 +279,7 @@ static int hf_commit(const sh_hub *h, sh_fetch *f, const char *name, const char 
     bool no_such_call = reply.status == 404 && !reply.error_code[0];
     rc = no_such_call ? SH_OK : sh_hub_explain(h, name, revision, NULL, reply.status, reply.error_code, reply.message, e);
   } else if (rc != SH_ERR_CANCELLED) {
-    sh_fail_in(e, rc, "%s", h->endpoint);
+    no_answer(h, &reply, rc, e);
   }
   sh_buf_free(&url);
   sh_buf_free(&body);
