@@ -60,6 +60,20 @@ static void item(pen *p, const char *fmt, ...) {
 
 static void end(pen *p) { sh_buf_puts(p->b, p->first ? "-\n" : "\n"); }
 
+/* Words, each after a blank; where one does not fit, a new line begins, indented by `indent` and that blank. */
+static void words(sh_buf *b, size_t *col, size_t indent, const char *text) {
+  for (const char *s = text; *s;) {
+    size_t space = strspn(s, " "), n = strcspn(s + space, " ");
+    if (*col + 1 + n > WIDTH && *col > indent + 1) {
+      sh_buf_printf(b, "\n%*s", (int)indent, "");
+      *col = indent;
+    }
+    if (n) sh_buf_printf(b, " %.*s", (int)n, s + space);
+    *col += n + 1;
+    s += space + n;
+  }
+}
+
 static const char *size(int64_t n, char buf[32]) { return sh_format_size(n, buf); }
 
 /* --- Sections */
@@ -160,7 +174,6 @@ static void show_tokenizer(const sh_insp *p, sh_buf *b) {
   l = list(b, "  special ids");
   if (t->bos >= 0) item(&l, "bos %d %s", t->bos, token(p, t->bos));
   if (t->eos >= 0) item(&l, "eos %d %s", t->eos, token(p, t->eos));
-  item(&l, t->adds_special ? "put around text unasked: yes" : "put around text unasked: no");
   int shown = 0;
   for (int32_t id = 0; id < t->vocab && shown < 8; id++) {
     if (!sh_tok_is_special(p->tok, id) || id == t->bos || id == t->eos) continue;
@@ -171,6 +184,7 @@ static void show_tokenizer(const sh_insp *p, sh_buf *b) {
              (t->eos >= 0 && t->eos != t->bos && sh_tok_is_special(p->tok, t->eos));
   if (rest > 0) item(&l, "and %d more", rest);
   end(&l);
+  line(b, "", "put around text unasked: %s", t->adds_special ? "yes" : "no");
 }
 
 static void show_template(const sh_insp *p, sh_buf *b) {
@@ -219,7 +233,10 @@ static void show_memory(const sh_insp *p, sh_buf *b) {
   for (int i = 0; i < p->n_plans; i++) {
     const sh_insp_plan *x = &p->plans[i];
     if (x->rc) {
-      sh_buf_printf(b, "  %10lld  does not fit: %.84s%s\n", (long long)x->context, x->error, strlen(x->error) > 84 ? "..." : "");
+      size_t col = INDENT + 11;
+      sh_buf_printf(b, "  %10lld  does not fit:", (long long)x->context);
+      words(b, &col, INDENT - 1, x->error);
+      sh_buf_puts(b, "\n");
       continue;
     }
     int64_t tokens = x->plan.n_pages * x->plan.page_size;
@@ -259,18 +276,8 @@ static void wrapped(sh_buf *b, const char *where, const char *text, int same) {
   if (same) snprintf(more, sizeof more, " (and %d more like it)", same);
   sh_buf_printf(b, "  %s:", where);
   size_t col = strlen(where) + 3;
-  for (const char *part = text; part; part = part == text ? more : NULL) {
-    for (const char *s = part; *s;) {
-      size_t space = strspn(s, " "), n = strcspn(s + space, " ");
-      if (col + 1 + n > WIDTH && col > 4) {
-        sh_buf_puts(b, "\n   ");
-        col = 3;
-      }
-      if (n) sh_buf_printf(b, " %.*s", (int)n, s + space);
-      col += n + 1;
-      s += space + n;
-    }
-  }
+  words(b, &col, 3, text);
+  words(b, &col, 3, more);
   sh_buf_puts(b, "\n");
 }
 
