@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 CMOCKA_RUN = re.compile(r"^\[==========\] (?:.*: )?(\d+) test\(s\) run\.", re.M)
@@ -31,9 +32,28 @@ def count(output):
     return None
 
 
+RUNNING = set()
+STARTING = threading.RLock()
+
+
+def interrupted(signum, _frame):
+    """Ctrl-C or SIGTERM: programs have sessions of their own, so nobody else ends them."""
+    with STARTING:  # and never gives it back: nothing more starts
+        for p in RUNNING:
+            if p.returncode is None:
+                try:
+                    os.killpg(p.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        print("interrupted", file=sys.stderr, flush=True)
+        os._exit(128 + signum)
+
+
 def run(cmd, timeout):
     start = time.monotonic()
-    p = subprocess.Popen(cmd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)
+    with STARTING:
+        p = subprocess.Popen(cmd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)
+        RUNNING.add(p)
     try:
         out, _ = p.communicate(timeout=timeout)
         status = p.returncode
@@ -41,6 +61,8 @@ def run(cmd, timeout):
         os.killpg(p.pid, signal.SIGKILL)
         out, _ = p.communicate()
         status = f"ran longer than {timeout} s"
+    with STARTING:
+        RUNNING.discard(p)
     return cmd, status, out, time.monotonic() - start
 
 
@@ -62,6 +84,8 @@ def main():
     if not commands:
         sys.exit(__doc__)
     totals = [0, 0, 0]
+    for s in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(s, interrupted)
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         for cmd, status, out, seconds in pool.map(lambda c: run(c, timeout), commands):
             counts = count(out)

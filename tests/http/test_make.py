@@ -1,7 +1,10 @@
-"""What `make` says on a machine that lacks the libraries: the line that installs them, and nothing is compiled."""
+"""What `make` says on a machine that lacks the libraries: the line that installs them, and nothing is compiled. An interrupted check leaves nothing behind."""
 import os
 import pathlib
+import signal
 import subprocess
+import sys
+import time
 
 import pytest
 
@@ -38,3 +41,27 @@ def test_what_builds_stops_with_the_line_to_run(bare, goals):
 def test_what_builds_nothing_needs_no_library(bare, goals):
     r = make(bare, *goals)
     assert r.returncode == 0, r.stderr
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_check_ends_the_programs_it_runs(tmp_path, how):
+    sleeper = [sys.executable, "-c", f"import os, time; open(r'{tmp_path}/' + str(os.getpid()), 'w').close(); time.sleep(120)"]
+    p = subprocess.Popen([sys.executable, ROOT / "tools/run_checks.py", "--jobs", "2", *sleeper, "--", *sleeper, "--", *sleeper], stderr=subprocess.PIPE)
+    end = time.monotonic() + 60
+    while len(os.listdir(tmp_path)) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    p.send_signal(how)
+    assert b"interrupted" in p.communicate(timeout=60)[1] and p.returncode == 128 + how
+    pids = [int(name) for name in os.listdir(tmp_path)]
+    assert len(pids) == 2
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < end, pids
+        time.sleep(0.05)
+
+
+def alive(pid):
+    """A zombie that its new parent has not collected yet is not."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
