@@ -349,7 +349,8 @@ int sh_file_out_open(sh_file_out *o, const char *path, sh_error *e) {
   while (o->private_fd < 0 && errno == EINTR);
   o->private_open = o->private_fd >= 0;
   if (!o->private_open) {
-    rc = sh_fail(e, SH_ERR_IO, "%s: cannot %s: %s", name, direct ? "open" : "create", strerror(errno));
+    rc = sh_fail(e, SH_ERR_IO, "%s: cannot %s: %s%s", path, direct ? "open" : "create", strerror(errno),
+                 errno == ENOENT ? " (is its folder there?)" : "");
     goto fail;
   }
   o->private_tmp = tmp;

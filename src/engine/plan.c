@@ -32,7 +32,7 @@ static int check_options(const sh_plan_in *in, sh_error *e) {
     return sh_fail(e, SH_ERR_ARG, "max-num-batched-tokens must be at most 65536, got %lld", (long long)in->asked_max_num_batched_tokens);
   if (in->asked_max_model_len > in->model_max_len)
     return sh_fail(e, SH_ERR_ARG,
-                   "max-model-len %lld is above the %lld tokens the model is made for; lower it, or set rope scaling in config.json",
+                   "max-model-len %lld is above the %lld tokens the model is made for; lower it, or set rope scaling in its config",
                    (long long)in->asked_max_model_len, (long long)in->model_max_len);
   if (in->asked_max_model_len == 1) return sh_fail(e, SH_ERR_ARG, "max-model-len must be at least 2: one token of prompt, one of answer");
   if (in->asked_max_num_batched_tokens && in->asked_max_num_batched_tokens < in->asked_max_num_seqs)

@@ -72,6 +72,17 @@ static void a_file_without_a_known_size_is_read_to_its_end(void **state) {
   assert_int_equal(sh_file_read("/dev/zero", 100000, &s, &n, &e), SH_ERR_LIMIT);
 }
 
+static void a_file_in_a_folder_that_is_not_there_is_named_as_the_user_named_it(void **state) {
+  (void)state;
+  char name[sizeof dir + 32];
+  sh_file_out o;
+  sh_error e;
+  snprintf(name, sizeof name, "%s/none/out", dir);
+  assert_int_equal(sh_file_out_open(&o, name, &e), SH_ERR_IO);
+  assert_contains(e.text, "none/out: cannot create: ");
+  assert_contains(e.text, "is its folder there?");
+}
+
 static void missing_files_and_folders_have_their_own_errors(void **state) {
   (void)state;
   char *s;
@@ -388,6 +399,7 @@ int main(void) {
       cmocka_unit_test(a_whole_file_is_read_and_terminated),
       cmocka_unit_test(a_file_over_the_limit_is_refused),
       cmocka_unit_test(a_file_without_a_known_size_is_read_to_its_end),
+      cmocka_unit_test(a_file_in_a_folder_that_is_not_there_is_named_as_the_user_named_it),
       cmocka_unit_test(missing_files_and_folders_have_their_own_errors),
       cmocka_unit_test(reading_without_memory_is_an_error),
       cmocka_unit_test(a_map_shows_the_file),
