@@ -83,15 +83,22 @@ static void write_line(const char *line, size_t len) {
   }
 }
 
+/* Writes line, of which `at` bytes are there, with the formatted text after them. */
+__attribute__((format(printf, 3, 0)))
+static void write_text(char line[LINE_MAX_BYTES], size_t at, const char *fmt, va_list ap) {
+  char text[TEXT_MAX];
+  int n = vsnprintf(text, sizeof text, fmt, ap);
+  if (n < 0) text[0] = '\0';
+  write_line(line, put_text(line, at, text, n >= (int)sizeof text));
+}
+
 void sh_log_plain(const char *fmt, ...) {
   int saved = errno;
-  char text[TEXT_MAX], line[LINE_MAX_BYTES];
+  char line[LINE_MAX_BYTES];
   va_list ap;
   va_start(ap, fmt);
-  int n = vsnprintf(text, sizeof text, fmt, ap);
+  write_text(line, 0, fmt, ap);
   va_end(ap);
-  if (n < 0) text[0] = '\0';
-  write_line(line, put_text(line, 0, text, n >= (int)sizeof text));
   errno = saved;
 }
 
@@ -99,19 +106,16 @@ void sh_log(sh_log_level l, const char *fmt, ...) {
   static const char *const names[] = {"ERROR", "WARN", "INFO", "DEBUG"};
   if ((int)l > atomic_load_explicit(&level, memory_order_relaxed) || (int)l < 0 || l > SH_LOG_DEBUG) return;
   int saved = errno; /* a caller may log between a failure and its use of errno */
-  char text[TEXT_MAX], line[LINE_MAX_BYTES];
-  va_list ap;
-  va_start(ap, fmt);
-  int n = vsnprintf(text, sizeof text, fmt, ap);
-  va_end(ap);
-  if (n < 0) text[0] = '\0';
-
+  char line[LINE_MAX_BYTES];
   struct timespec ts;
   struct tm tm;
   clock_gettime(CLOCK_REALTIME, &ts);
   gmtime_r(&ts.tv_sec, &tm);
   size_t at = strftime(line, 32, "%Y-%m-%dT%H:%M:%S", &tm);
   at += (size_t)snprintf(line + at, 32, ".%03ldZ %s ", ts.tv_nsec / 1000000, names[l]);
-  write_line(line, put_text(line, at, text, n >= (int)sizeof text));
+  va_list ap;
+  va_start(ap, fmt);
+  write_text(line, at, fmt, ap);
+  va_end(ap);
   errno = saved;
 }

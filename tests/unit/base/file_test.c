@@ -1,6 +1,6 @@
 /* Files: reads with limits, maps, what happens when a mapped file shrinks, atomic writes, paths. */
 #include "base/file.h"
-#include "unit/base/harness.h"
+#include "unit/base/child.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -140,30 +140,6 @@ static void more_maps_than_the_guard_has_slots_still_work(void **state) {
       sh_map_close(&maps[i]);
     }
   }
-}
-
-/* Runs fn in a child whose stderr is caught; gives the wait status and the text. */
-static int in_child(void (*fn)(void), char *text, size_t cap) {
-  int fds[2];
-  assert_int_equal(pipe(fds), 0);
-  fflush(NULL);
-  pid_t pid = fork();
-  assert_true(pid >= 0);
-  if (pid == 0) {
-    dup2(fds[1], STDERR_FILENO);
-    close(fds[0]);
-    close(fds[1]);
-    fn();
-    _exit(0);
-  }
-  close(fds[1]);
-  size_t n = 0;
-  for (ssize_t got; n + 1 < cap && (got = read(fds[0], text + n, cap - 1 - n)) > 0;) n += (size_t)got;
-  text[n] = '\0';
-  close(fds[0]);
-  int status;
-  assert_int_equal(waitpid(pid, &status, 0), pid);
-  return status;
 }
 
 static volatile uint8_t sink;

@@ -4,7 +4,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "unit/base/harness.h"
+#include "unit/base/child.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -180,35 +180,27 @@ static void a_file_that_is_in_memory_needs_no_room(void **state) {
   close(fd);
 }
 
+static bool touching; /* how the child reads */
+
+static void read_a_shrunk_map(void) {
+  sh_map m;
+  sh_prefetch *p;
+  sh_error e = {0};
+  sh_map_guard_install();
+  map_file(&m, path, 20);
+  const sh_span s = {m.p, m.len};
+  if (truncate(path, 5 * MB) != 0) _exit(1);
+  if (sh_prefetch_start(&p, &s, 1, &(sh_prefetch_opts){.what = "test data", .by_touch = touching}, &e)) _exit(2);
+  int rc = sh_prefetch_wait(p, &e);
+  sh_prefetch_free(p);
+  fprintf(stderr, "%s\n", e.text);
+  _exit(rc == SH_ERR_IO && e.code == rc ? 3 : 4);
+}
+
 /* In a child, as the fault may end it: its exit status. */
 static int after_shrinking(bool by_touch, char *text, size_t cap) {
-  int fds[2];
-  assert_int_equal(pipe(fds), 0);
-  fflush(NULL);
-  pid_t pid = fork();
-  assert_true(pid >= 0);
-  if (pid == 0) {
-    sh_map m;
-    sh_prefetch *p;
-    sh_error e = {0};
-    dup2(fds[1], STDERR_FILENO);
-    sh_map_guard_install();
-    map_file(&m, path, 20);
-    const sh_span s = {m.p, m.len};
-    if (truncate(path, 5 * MB) != 0) _exit(1);
-    if (sh_prefetch_start(&p, &s, 1, &(sh_prefetch_opts){.what = "test data", .by_touch = by_touch}, &e)) _exit(2);
-    int rc = sh_prefetch_wait(p, &e);
-    sh_prefetch_free(p);
-    fprintf(stderr, "%s\n", e.text);
-    _exit(rc == SH_ERR_IO && e.code == rc ? 3 : 4);
-  }
-  close(fds[1]);
-  size_t n = 0;
-  for (ssize_t got; n + 1 < cap && (got = read(fds[0], text + n, cap - 1 - n)) > 0;) n += (size_t)got;
-  text[n] = '\0';
-  close(fds[0]);
-  int status;
-  assert_int_equal(waitpid(pid, &status, 0), pid);
+  touching = by_touch;
+  int status = in_child(read_a_shrunk_map, text, cap);
   assert_true(WIFEXITED(status));
   return WEXITSTATUS(status);
 }
