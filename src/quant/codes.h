@@ -1,0 +1,22 @@
+/* A matrix of integers and scales: what a quantization method makes of a weight, before a layout packs it. */
+#ifndef SH_QUANT_CODES_H
+#define SH_QUANT_CODES_H
+
+#include "formats/tensor.h"
+
+/* Weight (r, c) = scales[r][g] (q[r][c] - z[r][g]), g = order ? order[c] : c / group; z = 2^(bits - 1) everywhere when zeros is NULL. */
+typedef struct sh_qcodes {
+  int64_t rows, cols;  /* outputs N, inputs K */
+  int bits;            /* 4 or 8 */
+  int64_t group;       /* columns per scale; divides cols; cols: one scale a row */
+  sh_dtype scale_type; /* SH_F16 or SH_BF16: scales are exact in it */
+  uint8_t *q;          /* [rows, cols], 0 .. 2^bits - 1 */
+  float *scales;       /* [rows, cols / group] */
+  uint8_t *zeros;      /* [rows, cols / group], 0 .. 2^bits - 1, or NULL: symmetric */
+  int32_t *order;      /* [cols] or NULL: the group of each column (GPTQ act-order) */
+} sh_qcodes;
+
+typedef enum sh_qformat { SH_QF_AWQ, SH_QF_GPTQ, SH_QF_CT } sh_qformat;
+const char *sh_qformat_name(sh_qformat f); /* "awq", "gptq", "compressed-tensors": as in --format and quant_method */
+
+#endif
