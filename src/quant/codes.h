@@ -19,4 +19,15 @@ typedef struct sh_qcodes {
 typedef enum sh_qformat { SH_QF_AWQ, SH_QF_GPTQ, SH_QF_CT } sh_qformat;
 const char *sh_qformat_name(sh_qformat f); /* "awq", "gptq", "compressed-tensors": as in --format and quant_method */
 
+/* What a folder's quantized modules are quantized with: one for all of them. */
+typedef struct sh_qscheme {
+  sh_qformat format;
+  int bits;                   /* 4 or 8 */
+  int64_t group;              /* columns per scale; -1: one scale a row, whatever the columns */
+  bool symmetric, order;      /* no zero points; columns in an order of their own (GPTQ act-order) */
+  bool int8_activations;      /* compressed-tensors int-quantized: a W8A8 config (dynamic, per token) */
+  const char *const *ignored; /* [n_ignored] names of linear modules left as they are (as stored, without ".weight") */
+  int n_ignored;
+} sh_qscheme;
+
 #endif

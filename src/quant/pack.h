@@ -8,16 +8,18 @@
 
 enum { SH_QPACK_MAX = 5 }; /* tensors of one module */
 
-/* Whether a layout can hold such codes: bits, symmetry, order, and shapes that it packs by eights (AWQ: rows % 8; GPTQ: cols % 8 and rows %
- * 8; compressed-tensors: any). SH_ERR_UNSUPPORTED with what to use in its place. base: the module's name, for the sentence. */
-int sh_qpack_check(sh_qformat f, const char *base, int64_t rows, int64_t cols, int bits, int64_t group, bool symmetric, bool order,
-                   sh_error *e);
+/* Whether the scheme's layout can hold a matrix: bits, symmetry, order, groups, and shapes that it packs by words (AWQ: 8 rows; GPTQ: 8
+ * rows and columns, 4 with 8 bits; compressed-tensors pack-quantized: 8 columns, 4 with 8 bits). base: the module's name, for the sentence.
+ * SH_ERR_UNSUPPORTED with what to use in its place. */
+int sh_qpack_check(const sh_qscheme *s, const char *base, int64_t rows, int64_t cols, sh_error *e);
 
-/* The tensors of module `base` ("model.language_model.layers.0.mlp.up_proj"), with names, into t[*n]; data and names lie in the arena.
- *   AWQ   .qweight .qzeros .scales             (4 bits; symmetric codes get zero points of 8)
- *   GPTQ  .qweight .qzeros .scales .g_idx      (4 or 8 bits; zero points stored less one)
- *   CT    .weight_packed .weight_scale .weight_shape (.weight_zero_point) (.weight_g_idx); 8 bits with one scale a row: int-quantized,
- * which is .weight I8 [N, K] and .weight_scale [N, 1] */
-int sh_qpack(const sh_qcodes *c, sh_qformat f, const char *base, sh_arena *a, sh_ftensor t[SH_QPACK_MAX], int *n, sh_error *e);
+/* The tensors of module `base` ("model.language_model.layers.0.mlp.up_proj"), with names, into t[*n]; data and names lie in the arena. The
+ * codes have the scheme's bits and group (the columns for -1); a scheme without zero points or order wants codes without.
+ *   AWQ   .qweight .qzeros .scales             (4 bits; codes without zero points get 8s)
+ *   GPTQ  .qweight .qzeros .scales .g_idx      (4 or 8 bits; zero points stored less one, so that a 0 is refused)
+ *   CT    .weight_packed .weight_scale .weight_shape (.weight_zero_point) (.weight_g_idx): pack-quantized; or, with 8 bits, one scale a
+ *         row, and neither zero points nor an order, .weight I8 [N, K] and .weight_scale [N, 1]: int-quantized */
+int sh_qpack(const sh_qcodes *c, const sh_qscheme *s, const char *base, sh_arena *a, sh_ftensor t[SH_QPACK_MAX], int *n, sh_error *e);
+bool sh_qscheme_int_quantized(const sh_qscheme *s); /* which of compressed-tensors' two it is */
 
 #endif

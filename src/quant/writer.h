@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "formats/checkpoint.h"
 #include "formats/tensor.h"
+#include "quant/codes.h"
 
 typedef struct sh_qwriter sh_qwriter;
 
@@ -41,16 +42,7 @@ typedef struct sh_qfile {
 } sh_qfile;
 int sh_qwriter_finish(sh_qwriter *w, const char *config, const char *card, const sh_qfile *extra, int n_extra, sh_error *e);
 
-/* The source's config.json with "quantization_config" set for the layout. What a module is quantized with when it is: bits, group,
- * symmetric, order; ignored: names of linear modules left as they are (as stored, without ".weight"). An existing quantization_config is
- * replaced. */
-typedef struct sh_qscheme {
-  int format, bits;                        /* format: sh_qformat */
-  int64_t group;                           /* -1: one scale a row */
-  bool symmetric, order, int8_activations; /* int8_activations: a W8A8 config (dynamic, per token) for int-quantized */
-  const char *const *ignored;
-  int n_ignored;
-} sh_qscheme;
+/* The source's config.json with "quantization_config" set for the layout. An existing one is replaced. */
 int sh_qconfig_text(const sh_json *config, const sh_qscheme *s, sh_buf *out, sh_error *e);
 
 #endif
