@@ -69,6 +69,9 @@ $(B)/libsheng.a: $(LIBOBJS)
 # each instruction set has its own flags; everything else is baseline x86-64
 $(B)/src/kernels/x86/%_avx2.o: ISA := -mavx2 -mfma -mf16c -mbmi2
 
+# the texts inside the program (.incbin)
+$(B)/src/quant/texts.o: src/quant/texts/calibration.jsonl src/quant/texts/evaluation.jsonl
+
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
