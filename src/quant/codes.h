@@ -25,7 +25,7 @@ typedef struct sh_qscheme {
   int bits;                   /* 4 or 8 */
   int64_t group;              /* columns per scale; -1: one scale a row, whatever the columns */
   bool symmetric, order;      /* no zero points; columns in an order of their own (GPTQ act-order) */
-  bool int8_activations;      /* compressed-tensors int-quantized: a W8A8 config (dynamic, per token) */
+  bool int8_activations;      /* W8A8 (dynamic, per token): compressed-tensors with 8 bits, symmetric, one scale a row */
   const char *const *ignored; /* [n_ignored] names of linear modules left as they are (as stored, without ".weight") */
   int n_ignored;
 } sh_qscheme;

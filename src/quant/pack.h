@@ -17,8 +17,8 @@ int sh_qpack_check(const sh_qscheme *s, const char *base, int64_t rows, int64_t 
  * codes have the scheme's bits and group (the columns for -1); a scheme without zero points or order wants codes without.
  *   AWQ   .qweight .qzeros .scales             (4 bits; codes without zero points get 8s)
  *   GPTQ  .qweight .qzeros .scales .g_idx      (4 or 8 bits; zero points stored less one, so that a 0 is refused)
- *   CT    .weight_packed .weight_scale .weight_shape (.weight_zero_point) (.weight_g_idx): pack-quantized; or, with 8 bits, one scale a
- *         row, and neither zero points nor an order, .weight I8 [N, K] and .weight_scale [N, 1]: int-quantized */
+ *   CT    .weight_packed .weight_scale .weight_shape (.weight_zero_point) (.weight_g_idx): pack-quantized; with int8_activations .weight I8
+ *         [N, K] and .weight_scale [N, 1]: int-quantized. (vLLM computes 8-bit weights without int8 activations from packed ones only.) */
 int sh_qpack(const sh_qcodes *c, const sh_qscheme *s, const char *base, sh_arena *a, sh_ftensor t[SH_QPACK_MAX], int *n, sh_error *e);
 bool sh_qscheme_int_quantized(const sh_qscheme *s); /* which of compressed-tensors' two it is */
 
