@@ -87,5 +87,7 @@ void sh_jw_kint(sh_jw *w, const char *key, int64_t v);
 void sh_jw_kdouble(sh_jw *w, const char *key, double v);
 void sh_jw_kbool(sh_jw *w, const char *key, bool b);
 void sh_jw_knull(sh_jw *w, const char *key);
+/* Appends compact JSON with line breaks and indents of two, for files that people read and edit. s[0..n) comes from a writer. */
+int sh_json_indent(sh_buf *out, const char *s, size_t n);
 
 #endif

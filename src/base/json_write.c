@@ -223,3 +223,25 @@ void sh_jw_knull(sh_jw *w, const char *key) {
   sh_jw_key(w, key);
   sh_jw_null(w);
 }
+
+/* --- For people ----------------------------------------------------------------------------------------------------------------------- */
+
+int sh_json_indent(sh_buf *out, const char *s, size_t n) {
+  int depth = 0;
+  bool quoted = false;
+  for (size_t i = 0; i < n; i++) {
+    char c = s[i], before = i ? s[i - 1] : 0, after = i + 1 < n ? s[i + 1] : 0;
+    bool opens = !quoted && (c == '{' || c == '['), closes = !quoted && (c == '}' || c == ']');
+    if (closes) {
+      depth--;
+      if (before != '{' && before != '[') sh_buf_printf(out, "\n%*s", 2 * depth, "");
+    }
+    sh_buf_putc(out, c);
+    if (opens) depth++;
+    if ((opens && after != '}' && after != ']') || (!quoted && c == ',')) sh_buf_printf(out, "\n%*s", 2 * depth, "");
+    if (!quoted && c == ':') sh_buf_putc(out, ' ');
+    if (quoted && c == '\\' && i + 1 < n) sh_buf_putc(out, s[++i]);
+    else if (c == '"') quoted = !quoted;
+  }
+  return sh_buf_putc(out, '\n');
+}

@@ -257,25 +257,6 @@ static void put_config(sh_jw *w, const sh_json *config, const sh_qscheme *s) {
   sh_jw_end_obj(w);
 }
 
-/* Compact JSON with line breaks and indents, as config files have them: people read and edit these. */
-static void put_pretty(sh_buf *out, const char *s, size_t n) {
-  int depth = 0;
-  bool quoted = false;
-  for (size_t i = 0; i < n; i++) {
-    char c = s[i], next = i + 1 < n ? s[i + 1] : 0;
-    bool opens = !quoted && (c == '{' || c == '['), closes = !quoted && (c == '}' || c == ']');
-    bool empty = (opens && (next == '}' || next == ']')) || (closes && (s[i - 1] == '{' || s[i - 1] == '['));
-    if (closes && --depth >= 0 && !empty) sh_buf_printf(out, "\n%*s", 2 * depth, "");
-    sh_buf_putc(out, c);
-    if (opens) depth++;
-    if ((opens && !empty) || (!quoted && c == ',')) sh_buf_printf(out, "\n%*s", 2 * depth, "");
-    if (!quoted && c == ':') sh_buf_putc(out, ' ');
-    if (quoted && c == '\\') sh_buf_putc(out, s[++i]); /* the writer's own text: something follows */
-    else if (c == '"') quoted = !quoted;
-  }
-  sh_buf_putc(out, '\n');
-}
-
 int sh_qconfig_text(const sh_json *config, const sh_qscheme *s, sh_buf *out, sh_error *e) {
   if (!sh_json_is(config, SH_JSON_OBJECT)) return sh_fail(e, SH_ERR_ARG, "the model has no config.json to write the quantization into");
   sh_buf text;
@@ -283,7 +264,7 @@ int sh_qconfig_text(const sh_json *config, const sh_qscheme *s, sh_buf *out, sh_
   sh_buf_init(&text, MAX_CONFIG);
   sh_jw_init(&w, &text);
   put_config(&w, config, s);
-  if (!text.failed) put_pretty(out, text.p, text.len);
+  if (!text.failed) sh_json_indent(out, text.p, text.len);
   int rc = text.failed ? text.failed : out->failed;
   sh_buf_free(&text);
   return rc ? sh_fail(e, rc, "config.json does not fit into memory or is nested too deeply") : 0;

@@ -202,12 +202,31 @@ static void a_full_buffer_keeps_its_error(void **state) {
   sh_buf_free(&small);
 }
 
+static void a_file_for_people_has_lines_and_indents(void **state) {
+  (void)state;
+  static const char TEXT[] = "{\"a\":[1,{\"b\":\"{x,\\\":[\"}],\"c\":{},\"d\":[[]]}";
+  static const char WANT[] =
+      "{\n  \"a\": [\n    1,\n    {\n      \"b\": \"{x,\\\":[\"\n    }\n  ],\n  \"c\": {},\n  \"d\": [\n    []\n  ]\n}\n";
+  sh_buf b;
+  sh_buf_init(&b, 1000);
+  assert_int_equal(sh_json_indent(&b, TEXT, sizeof TEXT - 1), 0);
+  assert_string_equal(b.p, WANT);
+  sh_buf_reset(&b);
+  assert_int_equal(sh_json_indent(&b, "7", 1), 0);
+  assert_string_equal(b.p, "7\n");
+  sh_buf_free(&b);
+  sh_buf_init(&b, 10);
+  assert_int_equal(sh_json_indent(&b, TEXT, sizeof TEXT - 1), SH_ERR_LIMIT);
+  sh_buf_free(&b);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(commas_and_colons_are_put_by_the_writer, setup, teardown),
       cmocka_unit_test_setup_teardown(strings_are_escaped_and_made_valid, setup, teardown),
       cmocka_unit_test_setup_teardown(no_string_ends_a_line_for_anybody, setup, teardown),
       cmocka_unit_test_setup_teardown(doubles_are_the_shortest_that_read_back, setup, teardown),
+      cmocka_unit_test(a_file_for_people_has_lines_and_indents),
       cmocka_unit_test_setup_teardown(integers_reach_both_ends, setup, teardown),
       cmocka_unit_test_setup_teardown(a_tree_is_written_as_it_was_read, setup, teardown),
       cmocka_unit_test_setup_teardown(sixty_four_levels_and_no_more, setup, teardown),

@@ -1,0 +1,32 @@
+/* Shared by writer*.c only: the state of a folder that is being written. */
+#ifndef SH_QUANT_WRITER_INTERNAL_H
+#define SH_QUANT_WRITER_INTERNAL_H
+
+#include "quant/writer.h"
+
+#define SH_QW_JOB ".sheng-job" /* in OUT.partial: what is made; goes last, after the rename */
+
+struct sh_qwriter {
+  char *out, *dir; /* OUT and OUT.partial; owned */
+  const sh_ckpt *source;
+  char *job; /* text of the job's file; owned */
+  size_t job_len;
+  int fd; /* of the folder, which is locked by it; -1: none */
+  int n_parts, n_shards;
+  int *first;    /* [n_shards + 1] first part of a shard */
+  bool *done;    /* [n_parts] */
+  bool *written; /* [n_shards] */
+  bool fresh;    /* the folder was made by this run */
+};
+
+enum { SH_QW_NAME = 64 };
+const char *sh_qw_shard_name(const sh_qwriter *w, int shard, char name[SH_QW_NAME]);
+/* Makes a shard of its parts, unless it is there. */
+int sh_qw_write_shard(sh_qwriter *w, int shard, sh_error *e);
+/* Removes what of a folder's files `is` says yes to. */
+void sh_qw_remove(const sh_qwriter *w, bool (*is)(const char *name));
+bool sh_qw_is_temporary(const char *name); /* left by a killed run */
+/* Puts "what is done is kept" behind the sentence of a failed write. */
+int sh_qw_kept(const sh_qwriter *w, int rc, sh_error *e);
+
+#endif
