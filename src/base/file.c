@@ -241,6 +241,8 @@ static void advise(const void *p, size_t n, int advice) {
 
 void sh_map_ask(const void *p, size_t n) { advise(p, n, MADV_WILLNEED); }
 
+void sh_map_drop(const void *p, size_t n) { advise(p, n, MADV_DONTNEED); }
+
 void sh_map_sparse(const void *p, size_t n, bool on) { advise(p, n, on ? MADV_RANDOM : MADV_NORMAL); }
 
 /* --- Paths ---------------------------------------------------------------------------------------------------------------------------- */

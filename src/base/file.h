@@ -21,6 +21,8 @@ int sh_map_open(sh_map *m, const char *path, sh_error *e);
 void sh_map_close(sh_map *m); /* accepts a zeroed struct */
 /* Tells the system that p[0..n) of a map will be read soon; does not wait. */
 void sh_map_ask(const void *p, size_t n);
+/* p[0..n) of a map will not be read soon: its pages need not stay in memory. */
+void sh_map_drop(const void *p, size_t n);
 /* Single places of p[0..n), of a map, will be read, so a fault shall read its page and not some MB around it; false: as usual again. */
 void sh_map_sparse(const void *p, size_t n, bool on);
 /* Of the maps that are open now, as far as the table of the guard below has room for them (the first 256): */

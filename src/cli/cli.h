@@ -27,6 +27,7 @@ int sh_cmd_detokenize(int argc, char **argv);
 int sh_cmd_render(int argc, char **argv);
 int sh_cmd_generate(int argc, char **argv);
 int sh_cmd_logits(int argc, char **argv);
+int sh_cmd_quantize(int argc, char **argv);
 int sh_cmd_version(int argc, char **argv);
 int sh_cmd_help(int argc, char **argv);
 

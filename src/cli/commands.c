@@ -5,6 +5,7 @@
 #include "cli/cli.h"
 #include "cli/generate.h"
 #include "cli/logits.h"
+#include "cli/quantize.h"
 #include "cli/run.h"
 #include "ops/inspect.h"
 #include "ops/pull.h"
@@ -32,6 +33,8 @@ const sh_cli_command sh_cli_commands[] = {
     {"run", "[MODEL] [options]", sh_cmd_run, "chat with a model in the terminal", sh_cmd_run_options},
     {"pull", "OWNER/NAME [options]", sh_cmd_pull, "download a model from a hub", pull_options},
     {"inspect", "MODEL [options]", sh_cmd_inspect, "check a model before serving: what it is, what is wrong, what fits", inspect_options},
+    {"quantize", "--model-path IN --output-path OUT [options]", sh_cmd_quantize, "make a 4- or 8-bit folder of a bf16 one",
+     sh_cmd_quantize_options},
     {"tokenize", "MODEL", sh_cmd_tokenize, "JSON lines {\"text\"} to {\"ids\"}", NULL},
     {"detokenize", "MODEL", sh_cmd_detokenize, "JSON lines {\"ids\", \"skip_special\"?} to {\"text\"}", NULL},
     {"render", "MODEL | --template FILE", sh_cmd_render, "JSON lines {\"messages\", ...} to the chat template's {\"text\"}", NULL},

@@ -1,0 +1,216 @@
+/* `sheng quantize`: makes a 4- or 8-bit Hugging Face folder of one with bf16, f16 or f32 weights, on a CPU, layer by layer.
+ *
+ * Main thread. Ctrl-C and SIGTERM end the run at the next step; what is done stays in OUT.partial for --resume. */
+#include "cli/quantize.h"
+
+#include "base/log.h"
+#include "base/pool.h"
+#include "base/text.h"
+#include "cli/cli.h"
+#include "quant/calib.h"
+#include "quant/quantize.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct quantize_opts {
+  const char *in, *out, *calib, *method, *format, *zero_point, *cpu;
+  sh_strlist keep;
+  int64_t bits, group, samples, seq_len, own, max_memory, seed, threads;
+  double damp;
+  bool pow2, resume, act_order;
+} quantize_opts;
+
+static const quantize_opts DEFAULTS = {.method = "awq",
+                                       .format = "auto",
+                                       .zero_point = "auto",
+                                       .cpu = "native",
+                                       .bits = 4,
+                                       .group = 128,
+                                       .samples = 128,
+                                       .seq_len = 512,
+                                       .own = 16,
+                                       .seed = 1,
+                                       .damp = 0.01,
+                                       .act_order = true};
+
+#define AT(field) offsetof(quantize_opts, field)
+static const sh_opt TABLE[] = {
+    {"model-path", NULL, SH_OPT_STR, AT(in), 0, 0, NULL, NULL, "Input and output", "IN",
+     "Hugging Face folder with bf16, f16 or f32 weights."},
+    {"output-path", "o", SH_OPT_STR, AT(out), 0, 0, NULL, NULL, "Input and output", "OUT", "Folder to make; it appears when it is whole."},
+    {"resume", NULL, SH_OPT_FLAG, AT(resume), 0, 0, NULL, NULL, "Input and output", NULL,
+     "Go on with what an interrupted run left in OUT.partial."},
+    {"method", NULL, SH_OPT_ENUM, AT(method), 0, 0, "awq|gptq|rtn|int8", NULL, "Method", "NAME",
+     "awq: activation-aware scales and ranges; gptq: rounding with error compensation; rtn: rounding to nearest; int8: 8 bits, one scale "
+     "per row."},
+    {"w-bit", NULL, SH_OPT_INT, AT(bits), 4, 8, NULL, NULL, "Method", "BITS", "Bits of a weight: 4 or 8."},
+    {"q-group-size", NULL, SH_OPT_INT, AT(group), -1, 65536, NULL, NULL, "Method", "N", "Columns that share a scale; -1 is a whole row."},
+    {"zero-point", NULL, SH_OPT_ENUM, AT(zero_point), 0, 0, "auto|true|false", NULL, "Method", "BOOL",
+     "Zero points (false: symmetric); auto is true, but false for --format gptq and int8."},
+    {"pow2-scales", NULL, SH_OPT_FLAG, AT(pow2), 0, 0, NULL, NULL, "Method", NULL,
+     "Scales are powers of two, for hardware that wants shifts."},
+    {"format", NULL, SH_OPT_ENUM, AT(format), 0, 0, "auto|awq|gptq|compressed-tensors", NULL, "Method", "LAYOUT",
+     "Layout of the folder; auto is gptq for --method gptq, compressed-tensors for int8, 8 bits and whole rows, else awq."},
+    {"keep", NULL, SH_OPT_LIST, AT(keep), 0, 0, NULL, NULL, "Method", "PATTERN",
+     "Modules to leave as they are: a part of the name between dots, or a shell pattern on all of it; repeatable."},
+    {"act-order", NULL, SH_OPT_FLAG, AT(act_order), 0, 0, NULL, NULL, "Method", NULL,
+     "gptq: round columns in the order of what they carry; groups stay where they are."},
+    {"damp", NULL, SH_OPT_FLOAT, AT(damp), 0.0001, 1, NULL, NULL, "Method", "SHARE",
+     "gptq: share of the mean that is added to the diagonal."},
+    {"calib-data", NULL, SH_OPT_STR, AT(calib), 0, 0, NULL, NULL, "Calibration", "FILE",
+     "JSON lines of {\"text\"} or {\"messages\"}, or plain text; without it a text in the program and answers of the model itself."},
+    {"samples", NULL, SH_OPT_INT, AT(samples), 1, 65536, NULL, NULL, "Calibration", "N", "Sequences at most."},
+    {"seq-len", NULL, SH_OPT_INT, AT(seq_len), 16, 32768, NULL, NULL, "Calibration", "TOKENS", "Tokens of a sequence at most."},
+    {"own-samples", NULL, SH_OPT_INT, AT(own), 0, 4096, NULL, NULL, "Calibration", "N",
+     "Of them, how many the model writes itself (without --calib-data)."},
+    {"seed", NULL, SH_OPT_INT, AT(seed), 0, 1e15, NULL, NULL, "Calibration", "N",
+     "Of the choice and order of texts, and of the model's own answers."},
+    {"max-memory", NULL, SH_OPT_SIZE, AT(max_memory), 0, 0, NULL, NULL, "Computation", "SIZE",
+     "Refuse what would take more; 0 is no bound."},
+    {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, NULL, "Computation", "N", "Threads; 0 is every usable core."},
+    {"cpu", NULL, SH_OPT_ENUM, AT(cpu), 0, 0, "native|avx2|baseline", NULL, "Computation", "LEVEL", "Instruction sets to use."},
+    {0},
+};
+#undef AT
+
+static volatile bool stopped;
+
+static void on_signal(int sig) {
+  (void)sig;
+  stopped = true;
+}
+
+/* --- Progress: one line on a terminal, else a line per part. */
+
+typedef struct progress {
+  bool terminal;
+  int64_t began;
+  int first; /* parts that were there already; -1: not known yet */
+} progress;
+
+static void on_progress(void *ctx, int done, int total, const char *what) {
+  progress *p = ctx;
+  if (p->first < 0) p->first = done - 1;
+  double spent = (double)(sh_now_ns() - p->began) * 1e-9, each = spent / (done - p->first), left = each * (total - done);
+  enum { BAR = 30 };
+  char bar[BAR + 1];
+  for (int i = 0; i < BAR; i++) bar[i] = i * total < done * BAR ? '#' : '.';
+  bar[BAR] = 0;
+  if (p->terminal)
+    fprintf(stderr, "\r[%s] %d of %d parts, %d:%02d left \033[K%s", bar, done, total, (int)left / 60, (int)left % 60,
+            done == total ? "\n" : "");
+  else fprintf(stderr, "%s: %d of %d parts, %.0f s, about %.0f s left\n", what, done, total, spent, left);
+}
+
+/* --- What the options mean together */
+
+static int settle(const quantize_opts *o, sh_quantize_opts *q, sh_error *e) {
+  static const char *const METHODS[] = {"awq", "gptq", "rtn", "int8"};
+  static const char *const FORMATS[] = {"awq", "gptq", "compressed-tensors"};
+  for (int i = 0; i < 4; i++)
+    if (strcmp(o->method, METHODS[i]) == 0) q->method = (sh_qmethod)i;
+  bool int8 = q->method == SH_QM_INT8;
+  if (o->bits != 4 && o->bits != 8) return sh_fail(e, SH_ERR_ARG, "--w_bit %lld: 4 or 8 is wanted", (long long)o->bits);
+  q->bits = int8 ? 8 : (int)o->bits;
+  q->group = int8 ? -1 : o->group;
+  if (q->group == 0 || (q->group > 0 && q->group % 8))
+    return sh_fail(e, SH_ERR_ARG, "--q_group_size %lld: a multiple of 8 is wanted (32, 64 and 128 are usual), or -1", (long long)o->group);
+  q->format = q->method == SH_QM_GPTQ ? SH_QF_GPTQ : int8 || q->bits == 8 || q->group < 0 ? SH_QF_CT : SH_QF_AWQ;
+  for (int i = 0; i < 3; i++)
+    if (strcmp(o->format, FORMATS[i]) == 0) q->format = (sh_qformat)i;
+  if (int8 && q->format != SH_QF_CT)
+    return sh_fail(e, SH_ERR_ARG, "--method int8 is written as --format compressed-tensors, not %s", o->format);
+  q->zero_point = strcmp(o->zero_point, "true") == 0 || (strcmp(o->zero_point, "auto") == 0 && !int8 && q->format != SH_QF_GPTQ);
+  if (int8 && q->zero_point) return sh_fail(e, SH_ERR_ARG, "--method int8 is symmetric; --zero_point true asks for zero points");
+  if (o->pow2 && q->zero_point && strcmp(o->zero_point, "auto") == 0) q->zero_point = false;
+  q->int8_activations = int8;
+  q->pow2 = o->pow2;
+  q->act_order = o->act_order;
+  q->damp = o->damp;
+  return 0;
+}
+
+static int run(const quantize_opts *o, const char *in, sh_quantize_opts *q, sh_quantize_result *r, sh_error *e) {
+  sh_samples samples = {0};
+  char *says = NULL;
+  int rc = 0;
+  if (q->method == SH_QM_AWQ || q->method == SH_QM_GPTQ) {
+    sh_calib_opts c = {.file = o->calib,
+                       .samples = (int)o->samples,
+                       .seq_len = (int)o->seq_len,
+                       .own = (int)o->own,
+                       .seed = (uint64_t)o->seed,
+                       .threads = (int)o->threads,
+                       .cpu = o->cpu};
+    rc = sh_calib_load(&samples, &says, in, &c, e);
+    q->calib = &samples;
+    q->calib_says = says;
+    if (rc == 0) fprintf(stderr, "calibration: %s, %lld tokens\n", says, (long long)samples.tokens);
+  }
+  if (rc == 0) rc = sh_quantize(in, q, r, e);
+  sh_samples_free(&samples);
+  sh_free(says);
+  return rc;
+}
+
+void sh_cmd_quantize_options(const sh_opt **table, const void **defaults) {
+  *table = TABLE;
+  *defaults = &DEFAULTS;
+}
+
+int sh_cmd_quantize(int argc, char **argv) {
+  sh_error e = {0};
+  quantize_opts o = DEFAULTS;
+  const char *model = NULL;
+  char *in = NULL;
+  bool done = false;
+  sh_cli_parse p = {.name = "quantize",
+                    .usage = "sheng quantize --model-path IN --output-path OUT [options]",
+                    .table = TABLE,
+                    .opts = &o,
+                    .defaults = &DEFAULTS};
+  int status = sh_cli_options(&p, argc, argv, &model, &done);
+  if (status != SH_EXIT_OK || done) goto end;
+  if (model && !o.in) o.in = model;
+  progress show = {.terminal = isatty(STDERR_FILENO), .first = -1};
+  sh_quantize_opts q = {.out = o.out,
+                        .keep = o.keep.v,
+                        .n_keep = o.keep.n,
+                        .max_memory = o.max_memory,
+                        .seed = (uint64_t)o.seed,
+                        .resume = o.resume,
+                        .threads = (int)o.threads,
+                        .cpu = o.cpu,
+                        .progress = on_progress,
+                        .ctx = &show,
+                        .stop = &stopped};
+  sh_quantize_result r;
+  if (!o.in || !o.out) {
+    sh_fail(&e, SH_ERR_ARG, "%s is missing: %s", o.in ? "--output-path OUT" : "--model-path IN",
+            o.in ? "the folder to make" : "the model's Hugging Face folder");
+    status = sh_cli_fail("quantize", &e, true);
+    goto end;
+  }
+  if (settle(&o, &q, &e) < 0) {
+    status = sh_cli_fail("quantize", &e, true);
+    goto end;
+  }
+  if ((status = sh_cli_find_model("quantize", o.in, &in)) != SH_EXIT_OK) goto end;
+  signal(SIGINT, on_signal);
+  signal(SIGTERM, on_signal);
+  show.began = sh_now_ns();
+  if (run(&o, in, &q, &r, &e) < 0) {
+    status = sh_cli_fail("quantize", &e, false);
+    goto end;
+  }
+  char bytes[32], peak[32];
+  printf("%s: %d modules at %.3f bits per weight, %s in all; %.0f s, at most %s of memory\n", o.out, r.n_modules, r.bits_per_weight,
+         sh_format_size(r.bytes, bytes), r.seconds, sh_format_size(r.peak_bytes, peak));
+end:
+  if (o.keep.private_cap > 0) sh_free((void *)o.keep.v);
+  sh_free(in);
+  return status;
+}

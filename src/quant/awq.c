@@ -1,0 +1,328 @@
+/* Scale and range searches of AWQ.
+ *
+ * The driving thread calls; blocks of SH_QROWS rows are items of the pool, each with its own partial sums, which are added in the items'
+ * order: the choice does not depend on the number of threads. A candidate is judged by a matrix product, (round(W s) / s - W) X^T, and not
+ * by a norm of the weights: two channels' errors can cancel in the output. */
+#include "quant/awq.h"
+
+#include "base/mem.h"
+#include "formats/dequant.h"
+
+#include <math.h>
+#include <string.h>
+
+void sh_qscale_candidate(int i, const float *x, const float *w, int64_t n, float *s) {
+  float lo = INFINITY, hi = 0;
+  double a = i > 20 ? (i - 20) / 20.0 : i / 20.0;
+  for (int64_t c = 0; c < n; c++) {
+    double v = i == 0 ? 1 : pow(x[c], a);
+    if (i > 20) v /= pow(w[c], 1 - a) + 1e-4;
+    s[c] = (float)fmin(fmax(v, 1e-4), 1e4);
+    lo = fminf(lo, s[c]);
+    hi = fmaxf(hi, s[c]);
+  }
+  float norm = sqrtf(lo * hi);
+  for (int64_t c = 0; c < n; c++) s[c] /= norm;
+}
+
+/* --- Blocks of rows over several readers */
+
+typedef struct block {
+  int reader;
+  int64_t r0;
+  int rows;
+} block;
+
+static int64_t blocks_of(const sh_wview *w) { return (w->rows + SH_QROWS - 1) / SH_QROWS; }
+
+/* The block of an item: items count through the readers in order. */
+static block block_at(const sh_qreader *r, int item) {
+  int i = 0;
+  for (; item >= blocks_of(r[i].w); i++) item -= (int)blocks_of(r[i].w);
+  int64_t r0 = (int64_t)item * SH_QROWS, left = r[i].w->rows - r0;
+  return (block){i, r0, (int)(left < SH_QROWS ? left : SH_QROWS)};
+}
+
+static int count_blocks(const sh_qreader *r, int n) {
+  int64_t sum = 0;
+  for (int i = 0; i < n; i++) sum += blocks_of(r[i].w);
+  return (int)sum;
+}
+
+/* --- Means of the weights */
+
+typedef struct mean_job {
+  const sh_qwork *k;
+  const sh_qreader *r;
+  int n;
+  int64_t cols, group;
+  double *sum; /* [cols] */
+} mean_job;
+
+/* A group of columns over all rows of all readers. */
+static void mean_item(void *ctx, int item, int worker) {
+  mean_job *j = ctx;
+  float *w = j->k->scratch[worker];
+  int64_t c0 = item * j->group;
+  for (int i = 0; i < j->n; i++) {
+    for (int64_t row = 0; row < j->r[i].w->rows; row++) {
+      float most = 0;
+      j->k->k.dequant(j->r[i].w, row, c0, j->group, w);
+      for (int64_t c = 0; c < j->group; c++) most = fmaxf(most, fabsf(w[c]));
+      if (most <= 0) continue;
+      for (int64_t c = 0; c < j->group; c++) j->sum[c0 + c] += fabsf(w[c]) / most;
+    }
+  }
+}
+
+int sh_qweight_means(sh_qwork *k, const sh_qreader *r, int n, const sh_qscaling *sc, int64_t group, float *mean, sh_error *e) {
+  mean_job j = {.k = k, .r = r, .n = n, .cols = sc->cols, .group = group > 0 ? group : sc->cols};
+  int rc = sh_qwork_need(k, (size_t)j.group + 16, e);
+  if (rc < 0) return rc;
+  j.sum = sh_calloc((size_t)sc->cols, sizeof *j.sum);
+  double *per = sh_calloc((size_t)sc->n_channels, sizeof *per);
+  int64_t *count = sh_calloc((size_t)sc->n_channels, sizeof *count);
+  if (j.sum && per && count) {
+    int64_t rows = 0;
+    for (int i = 0; i < n; i++) rows += r[i].w->rows;
+    sh_pool_run(k->pool, mean_item, &j, (int)(sc->cols / j.group));
+    for (int64_t c = 0; c < sc->cols; c++) {
+      int64_t t = sc->tie ? sc->tie[c] : c;
+      per[t] += j.sum[c];
+      count[t] += rows;
+    }
+    for (int64_t t = 0; t < sc->n_channels; t++) mean[t] = count[t] ? (float)(per[t] / (double)count[t]) : 0;
+  } else {
+    rc = sh_fail(e, SH_ERR_NOMEM, "out of memory for the means of %lld columns", (long long)sc->cols);
+  }
+  sh_free(j.sum);
+  sh_free(per);
+  sh_free(count);
+  return rc;
+}
+
+/* --- Errors of candidate scales */
+
+typedef struct scale_job {
+  const sh_qwork *k;
+  const sh_qreader *r;
+  const sh_qscaling *sc;
+  const sh_qgrid *g;
+  const float *cand; /* [n_cand][n_channels] */
+  int n_cand;
+  double *err; /* [items][n_cand] */
+} scale_job;
+
+static double sum_of_squares(const float *y, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; i++) sum += (double)y[i] * (double)y[i];
+  return sum;
+}
+
+/* out[cols] = round(w s) / s - w, group by group; s and its inverse by column. */
+static void rounding_error(const sh_qgrid *g, const float *w, int64_t cols, const float *s, const float *inverse, float *out) {
+  int64_t group = g->group > 0 ? g->group : cols;
+  for (int64_t c = 0; c < cols; c++) out[c] = w[c] * s[c];
+  for (int64_t c0 = 0; c0 < cols; c0 += group) {
+    float lo, hi;
+    sh_qrange(out + c0, group, &lo, &hi);
+    sh_qround(g, sh_qparam_of(g, lo, hi), out + c0, group, out + c0);
+  }
+  for (int64_t c = 0; c < cols; c++) out[c] = out[c] * inverse[c] - w[c];
+}
+
+static size_t scale_floats(const sh_qwork *k, int64_t cols, int64_t m) {
+  return 2 * (size_t)SH_QROWS * (size_t)cols + 2 * (size_t)cols + (size_t)SH_QROWS * (size_t)m +
+         sh_qwork_product_floats(k, SH_QROWS, cols) + 64;
+}
+
+static void scale_item(void *ctx, int item, int worker) {
+  scale_job *j = ctx;
+  block b = block_at(j->r, item);
+  const sh_qreader *r = &j->r[b.reader];
+  int64_t cols = j->sc->cols, m = r->n_rows;
+  float *w = j->k->scratch[worker], *delta = w + SH_QROWS * cols, *s = delta + SH_QROWS * cols, *inverse = s + cols, *y = inverse + cols;
+  float *product = y + ((SH_QROWS * m + 15) & ~(int64_t)15);
+  product += (16 - ((uintptr_t)product / sizeof(float)) % 16) % 16;
+  for (int i = 0; i < b.rows; i++) j->k->k.dequant(r->w, b.r0 + i, 0, cols, w + i * cols);
+  for (int q = 0; q < j->n_cand; q++) {
+    const float *cand = j->cand + q * j->sc->n_channels;
+    for (int64_t c = 0; c < cols; c++) {
+      s[c] = cand[j->sc->tie ? j->sc->tie[c] : c];
+      inverse[c] = 1.0f / s[c];
+    }
+    for (int i = 0; i < b.rows; i++) rounding_error(j->g, w + i * cols, cols, s, inverse, delta + i * cols);
+    sh_qwork_product(j->k, delta, cols, b.rows, r->rows, cols, m, cols, false, y, m, product);
+    j->err[item * j->n_cand + q] = r->weight * sum_of_squares(y, b.rows * m);
+  }
+}
+
+int sh_qscale_errors(sh_qwork *k, const sh_qreader *r, int n, const sh_qscaling *sc, const sh_qgrid *g, const float *cand, int n_cand,
+                     double *err, sh_error *e) {
+  int items = count_blocks(r, n);
+  int64_t m = 0;
+  for (int i = 0; i < n; i++) m = r[i].n_rows > m ? r[i].n_rows : m;
+  int rc = sh_qwork_need(k, scale_floats(k, sc->cols, m), e);
+  if (rc < 0) return rc;
+  scale_job j = {k, r, sc, g, cand, n_cand, sh_calloc((size_t)items * (size_t)n_cand + 1, sizeof(double))};
+  if (!j.err) return sh_fail(e, SH_ERR_NOMEM, "out of memory for the errors of %d scales", n_cand);
+  sh_pool_run(k->pool, scale_item, &j, items);
+  for (int q = 0; q < n_cand; q++) {
+    err[q] = 0;
+    for (int i = 0; i < items; i++) err[q] += j.err[i * n_cand + q];
+  }
+  sh_free(j.err);
+  return 0;
+}
+
+/* --- Ranges of the groups, and the codes */
+
+/* Parts of a group's range that are tried: of the lower end and of the upper. Symmetric grids take the diagonal. */
+static const float ENDS[] = {1.0f, 0.92f, 0.84f, 0.76f, 0.68f, 0.6f};
+enum { N_ENDS = sizeof ENDS / sizeof *ENDS };
+
+typedef struct fit_job {
+  const sh_qwork *k;
+  sh_qfit *f;
+  const sh_qgrid *g;
+  sh_qcodes *codes;
+  double *err; /* [items][2]: nearest, chosen */
+} fit_job;
+
+/* The parts of an item's scratch. All [SH_QROWS, ...]. */
+typedef struct fit_parts {
+  float *w;                  /* [rows, cols] scaled weights */
+  float *inverse;            /* [cols] 1 / in */
+  sh_qparam *nearest, *best; /* [rows, groups] */
+  float *delta, *y;          /* [rows, group] */
+  float *full;               /* [rows, cols] error of whole rows */
+  float *out;                /* [rows, n_rows] their outputs */
+  float *product;
+} fit_parts;
+
+static fit_parts fit_cut(const sh_qwork *k, float *p, int64_t cols, int64_t group, int64_t m, size_t *floats) {
+  fit_parts f;
+  size_t used = 0, rows = SH_QROWS;
+#define TAKE(field, n) f.field = p ? (void *)(p + used) : NULL, used += ((size_t)(n) + 15) & ~(size_t)15
+  TAKE(w, rows * (size_t)cols);
+  TAKE(inverse, cols);
+  TAKE(nearest, 2 * rows * (size_t)(cols / group));
+  TAKE(best, 2 * rows * (size_t)(cols / group));
+  TAKE(delta, rows * (size_t)group);
+  TAKE(y, rows * (size_t)group);
+  TAKE(full, rows * (size_t)cols);
+  TAKE(out, rows * (size_t)m);
+  TAKE(product, sh_qwork_product_floats(k, SH_QROWS, cols));
+#undef TAKE
+  *floats = used;
+  return f;
+}
+
+/* Errors of one candidate for all rows of a block in one group: err[i] = d^T G d, d = (round(w) - w) / in. */
+static void group_errors(const fit_job *j, const fit_parts *p, int rows, int64_t group, int64_t gi, const sh_qparam *q, double *err) {
+  int64_t cols = j->f->w->cols;
+  for (int i = 0; i < rows; i++) {
+    const float *w = p->w + i * cols + gi * group;
+    float *d = p->delta + i * group;
+    sh_qround(j->g, q[i], w, group, d);
+    for (int64_t c = 0; c < group; c++) d[c] = (d[c] - w[c]) * p->inverse[gi * group + c];
+  }
+  sh_qwork_product(j->k, p->delta, group, rows, j->f->site->gram + gi * group * group, group, group, group, false, p->y, group, p->product);
+  for (int i = 0; i < rows; i++) {
+    double sum = 0;
+    for (int64_t c = 0; c < group; c++) sum += (double)p->delta[i * group + c] * (double)p->y[i * group + c];
+    err[i] = sum;
+  }
+}
+
+static void narrow_group(const fit_job *j, const fit_parts *p, int rows, int64_t group, int64_t gi) {
+  int64_t groups = j->f->w->cols / group;
+  sh_qparam q[SH_QROWS];
+  double err[SH_QROWS], best[SH_QROWS];
+  for (int i = 0; i < rows; i++) best[i] = INFINITY;
+  for (int a = 0; a < N_ENDS; a++) {
+    for (int b = j->g->symmetric ? a : 0; b < (j->g->symmetric ? a + 1 : N_ENDS); b++) {
+      for (int i = 0; i < rows; i++) {
+        float lo, hi;
+        sh_qrange(p->w + i * j->f->w->cols + gi * group, group, &lo, &hi);
+        q[i] = sh_qparam_of(j->g, lo * ENDS[a], hi * ENDS[b]);
+      }
+      group_errors(j, p, rows, group, gi, q, err);
+      for (int i = 0; i < rows; i++) {
+        if (!(err[i] < best[i])) continue;
+        best[i] = err[i];
+        p->best[i * groups + gi] = q[i];
+      }
+    }
+  }
+}
+
+/* err[i]: output error of row i over the site's rows with parameters q [rows, groups]. */
+static void row_errors(const fit_job *j, const fit_parts *p, int rows, int64_t group, const sh_qparam *q, double *err) {
+  int64_t cols = j->f->w->cols, groups = cols / group, m = j->f->site->n_rows;
+  for (int i = 0; i < rows; i++) {
+    const float *w = p->w + i * cols;
+    float *d = p->full + i * cols;
+    for (int64_t gi = 0; gi < groups; gi++) sh_qround(j->g, q[i * groups + gi], w + gi * group, group, d + gi * group);
+    for (int64_t c = 0; c < cols; c++) d[c] = (d[c] - w[c]) * p->inverse[c];
+  }
+  sh_qwork_product(j->k, p->full, cols, rows, j->f->site->rows, cols, m, cols, false, p->out, m, p->product);
+  for (int i = 0; i < rows; i++) err[i] = sum_of_squares(p->out + i * m, m);
+}
+
+static void fit_item(void *ctx, int item, int worker) {
+  fit_job *j = ctx;
+  const sh_qfit *f = j->f;
+  int64_t cols = f->w->cols, group = j->codes->group, groups = cols / group, r0 = (int64_t)item * SH_QROWS;
+  int rows = (int)(f->w->rows - r0 < SH_QROWS ? f->w->rows - r0 : SH_QROWS);
+  size_t floats;
+  fit_parts p = fit_cut(j->k, j->k->scratch[worker], cols, group, f->site ? f->site->n_rows : 0, &floats);
+  for (int64_t c = 0; c < cols; c++) p.inverse[c] = f->in ? 1.0f / f->in[c] : 1.0f;
+  for (int i = 0; i < rows; i++) {
+    float *w = p.w + i * cols, back = f->out ? 1.0f / f->out[r0 + i] : 1.0f;
+    j->k->k.dequant(f->w, r0 + i, 0, cols, w);
+    for (int64_t c = 0; c < cols; c++) w[c] *= (f->in ? f->in[c] : 1.0f) * back;
+    for (int64_t gi = 0; gi < groups; gi++) {
+      float lo, hi;
+      sh_qrange(w + gi * group, group, &lo, &hi);
+      p.nearest[i * groups + gi] = sh_qparam_of(j->g, lo, hi);
+    }
+  }
+  double nearest[SH_QROWS], best[SH_QROWS];
+  if (f->site) {
+    for (int64_t gi = 0; gi < groups; gi++) narrow_group(j, &p, rows, group, gi);
+    row_errors(j, &p, rows, group, p.nearest, nearest);
+    row_errors(j, &p, rows, group, p.best, best);
+  }
+  for (int i = 0; i < rows; i++) {
+    bool keep = f->site && best[i] < nearest[i];
+    sh_qcodes_set_row(j->codes, j->g, r0 + i, p.w + i * cols, (keep ? p.best : p.nearest) + i * groups);
+    if (!f->site) continue;
+    double back = f->out ? (double)f->out[r0 + i] : 1.0; /* the error of the row as it was before it was divided */
+    j->err[2 * item] += nearest[i] * back * back;
+    j->err[2 * item + 1] += (keep ? best[i] : nearest[i]) * back * back;
+  }
+}
+
+int sh_qfit_matrix(sh_qwork *k, sh_qfit *f, const sh_qgrid *g, sh_qcodes *codes, sh_error *e) {
+  int64_t group = g->group > 0 ? g->group : f->w->cols;
+  int items = (int)blocks_of(f->w);
+  size_t floats;
+  fit_cut(k, NULL, f->w->cols, group, f->site ? f->site->n_rows : 0, &floats);
+  int rc = sh_qwork_need(k, floats, e);
+  if (rc == 0) rc = sh_qcodes_new(codes, g, f->w->rows, f->w->cols, e);
+  if (rc < 0) return rc;
+  fit_job j = {k, f, g, codes, sh_calloc(2 * (size_t)items, sizeof(double))};
+  if (!j.err) {
+    sh_qcodes_free(codes);
+    return sh_fail(e, SH_ERR_NOMEM, "out of memory");
+  }
+  sh_pool_run(k->pool, fit_item, &j, items);
+  f->err_nearest = f->err = 0;
+  for (int i = 0; i < items; i++) {
+    f->err_nearest += j.err[2 * i];
+    f->err += j.err[2 * i + 1];
+  }
+  sh_free(j.err);
+  return 0;
+}

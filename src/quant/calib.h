@@ -1,0 +1,20 @@
+/* What a quantization is calibrated on: a file of the user's, or the text in the program and answers of the model itself. */
+#ifndef SH_QUANT_CALIB_H
+#define SH_QUANT_CALIB_H
+
+#include "quant/samples.h"
+
+typedef struct sh_calib_opts {
+  const char *file;     /* NULL: the text in the program, then the model's own answers */
+  int samples, seq_len; /* sequences at most; tokens of one at most */
+  int own;              /* of the samples, how many the model writes itself (0 with a file) */
+  uint64_t seed;
+  int threads;
+  const char *cpu;
+} sh_calib_opts;
+
+/* model: a folder. says: a phrase for the model card, allocated (sh_free). Too little text (under 64 tokens in all) is SH_ERR_ARG. Caller
+ * frees with sh_samples_free, after a failure too. */
+int sh_calib_load(sh_samples *out, char **says, const char *model, const sh_calib_opts *o, sh_error *e);
+
+#endif

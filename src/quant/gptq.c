@@ -1,0 +1,338 @@
+/* Rounding with error compensation.
+ *
+ * The factor is made once per kind of inputs, on the pool, in float32 by blocks: H is reversed, factored as L L^T, L is inverted, and U =
+ * inverse(L) reversed (for then U^T U = inverse(H)); that needs one factorisation where inverting H and factoring the inverse needs three.
+ * Rows of a matrix are independent of each other, so blocks of SH_QROWS rows are items of the pool, and the number of threads changes
+ * nothing. Inside an item columns go in blocks: compensation inside a block at once, that of all later columns by one product per block
+ * (the paper's "lazy batch updates"). */
+#include "quant/gptq.h"
+
+#include "base/mem.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NB = 128 }; /* columns of a block */
+
+/* --- The factor */
+
+typedef struct factor_job {
+  const sh_qwork *k;
+  float *a;   /* [n, n] lower triangle: H, then L */
+  float *xt;  /* [n, n] row c: column c of inverse(L) */
+  float *neg; /* [n, NB] the panel, negated */
+  int64_t n, j0;
+  int nb;
+} factor_job;
+
+/* L of the diagonal block in place; false: not positive definite. */
+static bool factor_diagonal(float *a, int64_t stride, int n) {
+  for (int j = 0; j < n; j++) {
+    double d = a[j * stride + j];
+    for (int k = 0; k < j; k++) d -= (double)a[j * stride + k] * (double)a[j * stride + k];
+    if (!(d > 0)) return false;
+    double root = sqrt(d);
+    a[j * stride + j] = (float)root;
+    for (int i = j + 1; i < n; i++) {
+      double v = a[i * stride + j];
+      for (int k = 0; k < j; k++) v -= (double)a[i * stride + k] * (double)a[j * stride + k];
+      a[i * stride + j] = (float)(v / root);
+    }
+  }
+  return true;
+}
+
+/* Rows below the diagonal block: row <- row inverse(L_jj)^T. */
+static void panel_item(void *ctx, int item, int worker) {
+  (void)worker;
+  factor_job *j = ctx;
+  const float *l = j->a + j->j0 * j->n + j->j0;
+  int64_t first = j->j0 + j->nb + (int64_t)item * SH_QROWS, last = first + SH_QROWS < j->n ? first + SH_QROWS : j->n;
+  for (int64_t r = first; r < last; r++) {
+    float *row = j->a + r * j->n + j->j0, *neg = j->neg + r * NB;
+    for (int c = 0; c < j->nb; c++) {
+      double v = row[c];
+      for (int k = 0; k < c; k++) v -= (double)row[k] * (double)l[c * j->n + k];
+      row[c] = (float)(v / l[c * j->n + c]);
+      neg[c] = -row[c];
+    }
+  }
+}
+
+/* The rest of the triangle loses the panel's product. */
+static void trailing_item(void *ctx, int item, int worker) {
+  factor_job *j = ctx;
+  int64_t c0 = j->j0 + j->nb, r0 = c0 + (int64_t)item * SH_QROWS;
+  int rows = (int)(j->n - r0 < SH_QROWS ? j->n - r0 : SH_QROWS);
+  sh_qwork_product(j->k, j->neg + r0 * NB, NB, rows, j->a + c0 * j->n + j->j0, j->n, r0 + rows - c0, j->nb, true, j->a + r0 * j->n + c0,
+                   j->n, j->k->scratch[worker]);
+}
+
+static int blocks(int64_t n) { return (int)((n + SH_QROWS - 1) / SH_QROWS); }
+
+static bool factor_lower(factor_job *j, sh_pool *pool) {
+  for (j->j0 = 0; j->j0 < j->n; j->j0 += NB) {
+    j->nb = (int)(j->n - j->j0 < NB ? j->n - j->j0 : NB);
+    if (!factor_diagonal(j->a + j->j0 * j->n + j->j0, j->n, j->nb)) return false;
+    int left = blocks(j->n - j->j0 - j->nb);
+    if (left) sh_pool_run(pool, panel_item, j, left);
+    if (left) sh_pool_run(pool, trailing_item, j, left);
+  }
+  return true;
+}
+
+/* Columns [128 item, +128) of inverse(L), all rows from there on, into rows of xt. */
+static void inverse_item(void *ctx, int item, int worker) {
+  factor_job *j = ctx;
+  int64_t n = j->n, c0 = (int64_t)item * NB;
+  int nc = (int)(n - c0 < NB ? n - c0 : NB);
+  float *sum = j->k->scratch[worker], *product = sum + NB * NB;
+  for (int64_t i0 = c0; i0 < n; i0 += NB) {
+    int ni = (int)(n - i0 < NB ? n - i0 : NB);
+    memset(sum, 0, NB * NB * sizeof *sum);
+    if (i0 > c0) /* sum[c][i] = sum over k in [c0, i0) of X[k][c] L[i][k] */
+      sh_qwork_product(j->k, j->xt + c0 * n + c0, n, nc, j->a + i0 * n + c0, n, ni, i0 - c0, false, sum, NB, product);
+    for (int c = 0; c < nc; c++) {
+      float *x = j->xt + (c0 + c) * n + i0;
+      for (int i = 0; i < ni; i++) {
+        const float *l = j->a + (i0 + i) * n + i0;
+        double v = (i0 + i == c0 + c ? 1.0 : 0.0) - (double)sum[c * NB + i];
+        for (int k = 0; k < i; k++) v -= (double)l[k] * (double)x[k];
+        x[i] = (float)(v / l[i]);
+      }
+    }
+  }
+}
+
+typedef struct rank {
+  float d;
+  int32_t c;
+} rank;
+
+static int by_falling(const void *a, const void *b) {
+  const rank *x = a, *y = b;
+  if (x->d != y->d) return x->d < y->d ? 1 : -1;
+  return x->c < y->c ? -1 : 1;
+}
+
+static int order_columns(sh_qfactor *f, const float *gram, const float *in, bool act_order, sh_error *e) {
+  rank *r = sh_calloc((size_t)f->n, sizeof *r);
+  if (!r) return sh_fail(e, SH_ERR_NOMEM, "out of memory for an order of %lld columns", (long long)f->n);
+  for (int64_t c = 0; c < f->n; c++) r[c] = (rank){gram[c * f->n + c] / (in ? in[c] * in[c] : 1.0f), (int32_t)c};
+  if (act_order) qsort(r, (size_t)f->n, sizeof *r, by_falling);
+  for (int64_t i = 0; i < f->n; i++) f->order[i] = r[i].c;
+  sh_free(r);
+  return 0;
+}
+
+/* a = H reversed, damped, by the columns' order. An input that is always 0 has nothing to compensate: its diagonal is the mean. */
+static void fill_reversed(const sh_qfactor *f, const float *gram, const float *in, double damp, float *a) {
+  int64_t n = f->n;
+  double mean = 0;
+  for (int64_t c = 0; c < n; c++) mean += gram[c * n + c] / (in ? (double)in[c] * in[c] : 1.0);
+  mean /= (double)n;
+  if (!(mean > 0)) mean = 1;
+  for (int64_t i = 0; i < n; i++) {
+    int64_t ci = f->order[n - 1 - i];
+    for (int64_t k = 0; k <= i; k++) {
+      int64_t ck = f->order[n - 1 - k];
+      a[i * n + k] = gram[ci * n + ck] / (in ? in[ci] * in[ck] : 1.0f);
+    }
+    if (!(a[i * n + i] > 0)) a[i * n + i] = (float)mean;
+    a[i * n + i] += (float)(damp * mean);
+  }
+}
+
+int sh_qfactor_new(sh_qwork *k, const sh_qsite *site, const float *in, const sh_qgptq *o, sh_qfactor *f, sh_error *e) {
+  int64_t n = site->cols;
+  memset(f, 0, sizeof *f);
+  f->n = n;
+  f->order = sh_calloc((size_t)n, sizeof *f->order);
+  f->u = sh_aligned(64, (size_t)(n * n) * sizeof *f->u);
+  f->ut = sh_aligned(64, (size_t)(n * n) * sizeof *f->ut);
+  factor_job j = {.k = k, .a = f->u, .n = n};
+  j.xt = sh_aligned(64, (size_t)(n * n) * sizeof *j.xt);
+  j.neg = sh_aligned(64, (size_t)n * NB * sizeof *j.neg);
+  int rc = !f->order || !f->u || !f->ut || !j.xt || !j.neg
+               ? sh_fail(e, SH_ERR_NOMEM, "out of memory for the second moments of %lld inputs (%zu bytes); --method awq needs less",
+                         (long long)n, 3 * (size_t)(n * n) * sizeof(float))
+               : order_columns(f, site->gram, in, o->act_order, e);
+  if (rc == 0) rc = sh_qwork_need(k, (size_t)NB * NB + sh_qwork_product_floats(k, SH_QROWS, n), e);
+  double damp = o->damp;
+  bool ok = false;
+  for (int tries = 0; rc == 0 && !ok && tries < 6; tries++, damp *= 10) {
+    fill_reversed(f, site->gram, in, damp, j.a);
+    ok = factor_lower(&j, k->pool);
+  }
+  if (rc == 0 && !ok) rc = sh_fail(e, SH_ERR_FORMAT, "the second moments of %lld inputs cannot be factored (not finite?)", (long long)n);
+  if (rc == 0) {
+    memset(j.xt, 0, (size_t)(n * n) * sizeof *j.xt);
+    sh_pool_run(k->pool, inverse_item, &j, blocks(n));
+    for (int64_t i = 0; i < n; i++)
+      for (int64_t c = 0; c < n; c++) {
+        f->u[i * n + c] = j.xt[(n - 1 - c) * n + (n - 1 - i)];
+        f->ut[c * n + i] = j.xt[(n - 1 - c) * n + (n - 1 - i)];
+      }
+  }
+  sh_free(j.xt);
+  sh_free(j.neg);
+  if (rc < 0) sh_qfactor_free(f);
+  return rc;
+}
+
+void sh_qfactor_free(sh_qfactor *f) {
+  sh_free(f->order);
+  sh_free(f->u);
+  sh_free(f->ut);
+  memset(f, 0, sizeof *f);
+}
+
+/* --- The rounding */
+
+typedef struct gptq_job {
+  const sh_qwork *k;
+  sh_qfit *f;
+  const sh_qfactor *u;
+  const sh_qgrid *g;
+  const sh_qparam *params;
+  sh_qcodes *codes;
+  double *err; /* [items][2] */
+} gptq_job;
+
+typedef struct gptq_parts {
+  float *w;       /* [rows, cols] scaled weights */
+  float *left;    /* [rows, cols] the same in the order of rounding, as they are compensated; then the rounded ones */
+  float *lost;    /* [rows, NB] what a column lost, over U's diagonal, negated */
+  float *inverse; /* [cols] */
+  float *error;   /* [rows, cols] */
+  float *out;     /* [rows, n_rows] */
+  sh_qparam *q;   /* [rows, groups] */
+  float *product;
+} gptq_parts;
+
+static gptq_parts gptq_cut(const sh_qwork *k, float *p, int64_t cols, int64_t groups, int64_t m, size_t *floats) {
+  gptq_parts f;
+  size_t used = 0, rows = SH_QROWS;
+#define TAKE(field, n) f.field = p ? (void *)(p + used) : NULL, used += ((size_t)(n) + 15) & ~(size_t)15
+  TAKE(w, rows * (size_t)cols);
+  TAKE(left, rows * (size_t)cols);
+  TAKE(lost, rows * NB);
+  TAKE(inverse, cols);
+  TAKE(error, rows * (size_t)cols);
+  TAKE(out, rows * (size_t)m);
+  TAKE(q, 2 * rows * (size_t)groups);
+  TAKE(product, sh_qwork_product_floats(k, SH_QROWS, cols > NB ? cols : NB));
+#undef TAKE
+  *floats = used;
+  return f;
+}
+
+/* Columns [j0, j0 + nb) of all rows: rounded, and compensated inside the block. */
+static void round_block(const gptq_job *j, const gptq_parts *p, int rows, int64_t j0, int nb) {
+  int64_t n = j->u->n, group = j->codes->group, groups = n / group;
+  for (int r = 0; r < rows; r++) {
+    float *left = p->left + r * n, *lost = p->lost + r * NB;
+    for (int i = 0; i < nb; i++) {
+      const float *u = j->u->u + (j0 + i) * n;
+      float w = left[j0 + i], y;
+      sh_qround(j->g, p->q[r * groups + j->u->order[j0 + i] / group], &w, 1, &y);
+      float e = (w - y) / u[j0 + i];
+      left[j0 + i] = y;
+      lost[i] = -e;
+      for (int64_t c = j0 + i + 1; c < j0 + nb; c++) left[c] -= e * u[c];
+    }
+  }
+}
+
+static void gptq_item(void *ctx, int item, int worker) {
+  gptq_job *j = ctx;
+  const sh_qfit *f = j->f;
+  int64_t cols = f->w->cols, group = j->codes->group, groups = cols / group, r0 = (int64_t)item * SH_QROWS, m = f->site->n_rows;
+  int rows = (int)(f->w->rows - r0 < SH_QROWS ? f->w->rows - r0 : SH_QROWS);
+  size_t floats;
+  gptq_parts p = gptq_cut(j->k, j->k->scratch[worker], cols, groups, m, &floats);
+  for (int64_t c = 0; c < cols; c++) p.inverse[c] = f->in ? 1.0f / f->in[c] : 1.0f;
+  for (int i = 0; i < rows; i++) {
+    float *w = p.w + i * cols, back = f->out ? 1.0f / f->out[r0 + i] : 1.0f;
+    j->k->k.dequant(f->w, r0 + i, 0, cols, w);
+    for (int64_t c = 0; c < cols; c++) w[c] *= (f->in ? f->in[c] : 1.0f) * back;
+    for (int64_t c = 0; c < cols; c++) p.left[i * cols + c] = w[j->u->order[c]];
+    for (int64_t gi = 0; gi < groups; gi++) {
+      float lo, hi;
+      sh_qrange(w + gi * group, group, &lo, &hi);
+      p.q[i * groups + gi] = j->params ? j->params[(r0 + i) * groups + gi] : sh_qparam_of(j->g, lo, hi);
+    }
+  }
+  for (int64_t j0 = 0; j0 < cols; j0 += NB) {
+    int nb = (int)(cols - j0 < NB ? cols - j0 : NB);
+    round_block(j, &p, rows, j0, nb);
+    int64_t next = j0 + nb;
+    if (next < cols) /* left[r][c] -= sum of e U[i][c] */
+      sh_qwork_product(j->k, p.lost, NB, rows, j->u->ut + next * cols + j0, cols, cols - next, nb, true, p.left + next, cols, p.product);
+  }
+  double err[2][SH_QROWS];
+  for (int which = 0; which < 2; which++) {
+    for (int i = 0; i < rows; i++) {
+      float *d = p.error + i * cols;
+      const float *w = p.w + i * cols;
+      if (which == 0) {
+        for (int64_t gi = 0; gi < groups; gi++) {
+          float lo, hi;
+          sh_qrange(w + gi * group, group, &lo, &hi);
+          sh_qround(j->g, sh_qparam_of(j->g, lo, hi), w + gi * group, group, d + gi * group);
+        }
+      } else {
+        for (int64_t c = 0; c < cols; c++) d[j->u->order[c]] = p.left[i * cols + c];
+      }
+      for (int64_t c = 0; c < cols; c++) d[c] = (d[c] - w[c]) * p.inverse[c];
+    }
+    sh_qwork_product(j->k, p.error, cols, rows, f->site->rows, cols, m, cols, false, p.out, m, p.product);
+    for (int i = 0; i < rows; i++) {
+      double sum = 0, back = f->out ? (double)f->out[r0 + i] : 1.0;
+      for (int64_t t = 0; t < m; t++) sum += (double)p.out[i * m + t] * (double)p.out[i * m + t];
+      err[which][i] = sum * back * back;
+    }
+  }
+  for (int i = 0; i < rows; i++) {
+    float *w = p.w + i * cols;
+    bool keep = err[1][i] < err[0][i];
+    if (keep) {
+      for (int64_t c = 0; c < cols; c++)
+        w[j->u->order[c]] = p.left[i * cols + c]; /* they are on the grid: rounding them again changes nothing */
+    } else {
+      for (int64_t gi = 0; gi < groups; gi++) {
+        float lo, hi;
+        sh_qrange(w + gi * group, group, &lo, &hi);
+        p.q[i * groups + gi] = sh_qparam_of(j->g, lo, hi);
+      }
+    }
+    sh_qcodes_set_row(j->codes, j->g, r0 + i, w, p.q + i * groups);
+    j->err[2 * item] += err[0][i];
+    j->err[2 * item + 1] += keep ? err[1][i] : err[0][i];
+  }
+}
+
+int sh_qgptq_matrix(sh_qwork *k, sh_qfit *f, const sh_qfactor *u, const sh_qgrid *g, const sh_qparam *params, sh_qcodes *codes,
+                    sh_error *e) {
+  int64_t group = g->group > 0 ? g->group : f->w->cols;
+  int items = blocks(f->w->rows);
+  size_t floats;
+  gptq_cut(k, NULL, f->w->cols, f->w->cols / group, f->site->n_rows, &floats);
+  int rc = sh_qwork_need(k, floats, e);
+  if (rc == 0) rc = sh_qcodes_new(codes, g, f->w->rows, f->w->cols, e);
+  if (rc < 0) return rc;
+  gptq_job j = {k, f, u, g, params, codes, sh_calloc(2 * (size_t)items, sizeof(double))};
+  if (!j.err) {
+    sh_qcodes_free(codes);
+    return sh_fail(e, SH_ERR_NOMEM, "out of memory");
+  }
+  sh_pool_run(k->pool, gptq_item, &j, items);
+  f->err_nearest = f->err = 0;
+  for (int i = 0; i < items; i++) {
+    f->err_nearest += j.err[2 * i];
+    f->err += j.err[2 * i + 1];
+  }
+  sh_free(j.err);
+  return 0;
+}

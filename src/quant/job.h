@@ -1,0 +1,64 @@
+/* Private to the quantizer's driver: the job, and what is done to one layer.
+ *
+ *   quantize.c  the run over all layers      search.c  scales and codes of a layer      experts.c  the routed part of an MoE layer */
+#ifndef SH_QUANT_JOB_H
+#define SH_QUANT_JOB_H
+
+#include "base/file.h"
+#include "model/model.h"
+#include "quant/awq.h"
+#include "quant/gptq.h"
+#include "quant/layer.h"
+#include "quant/quantize.h"
+#include "quant/stream.h"
+
+enum {
+  SH_QJOB_ROWS = 1024,          /* sampled tokens that candidate scales are judged on */
+  SH_QJOB_EXPERT_ROWS = 256,    /* the same for one expert */
+  SH_QJOB_EXPERT_TOKENS = 4096, /* most of the tokens routed to an expert that are looked at */
+  SH_QJOB_EXPERT_MIN = 64,      /* an expert that saw fewer is given others too, spread over all */
+};
+
+/* What became of one module, for the record. */
+typedef struct sh_qrecord {
+  char name[192], scale[16]; /* scale: the candidate that its input channels were scaled with: "-", "x^0.55", "x^a/w^(1-a), a=0.40" */
+  double err_nearest,
+      err; /* output error relative to the output: rounding to nearest without any scaling, and what was written; -1: not measured */
+  int64_t tokens;
+} sh_qrecord;
+
+typedef struct sh_qjob {
+  const sh_quantize_opts *o;
+  const sh_ckpt *ck;
+  sh_model *m;
+  sh_qwork work;
+  sh_qgrid grid;
+  sh_qselect select;
+  sh_qstream *stream;  /* NULL: the method looks at no inputs */
+  const char *dir;     /* for spill files */
+  sh_qrecord *records; /* [n_records] of the layer at hand */
+  int n_records, cap_records;
+} sh_qjob;
+
+static inline int64_t sh_qjob_block(const sh_qjob *j, int64_t cols) {
+  return j->o->method == SH_QM_GPTQ ? cols : j->grid.group > 0 ? j->grid.group : cols;
+}
+
+int sh_qjob_record(sh_qjob *j, const sh_qmod *m, const char *scale, double nearest, double err, int64_t tokens, sh_error *e);
+
+/* search.c: fills the codes of every quantized module of the layer (the streams' inputs are collected by running the layer). */
+int sh_qsearch_layer(sh_qjob *j, sh_qlayer *l, sh_error *e);
+/* Best of the candidate scales into s [n_channels]; *best its number (0: identity). err [SH_QCANDS] are the candidates' errors. */
+int sh_qsearch_candidates(const float *x, const float *w, int64_t n_channels, float **cand, sh_error *e);
+void sh_qsearch_name(int cand, char name[16]);
+/* Codes of module m, whose unscaled inputs are site's (NULL: rounding to nearest). factor: GPTQ's for the site, else NULL. */
+int sh_qsearch_fit(sh_qjob *j, sh_qmod *m, const sh_qsite *site, const sh_qfactor *factor, const char *scale, sh_error *e);
+/* s [n_channels] := the best scale for readers with inputs of mean |x| (per channel). */
+int sh_qsearch_scale(sh_qjob *j, const sh_qreader *r, int n, const sh_qscaling *sc, const float *x, float *s, int *best, sh_error *e);
+/* x [n_channels]: mean |input| per channel. */
+void sh_qsearch_means(const sh_qsite *site, const sh_qscaling *sc, float *x);
+
+/* experts.c: the routed part, from the file of what the router read ([tokens, H] float32). site: of the same rows. */
+int sh_qexperts(sh_qjob *j, sh_qlayer *l, const sh_qsite *site, const float *h, int64_t tokens, sh_error *e);
+
+#endif

@@ -1,0 +1,451 @@
+/* The run over a checkpoint, layer by layer.
+ *
+ * The driving thread. The source is only mapped; one layer's matrices are looked at at a time and its pages given back afterwards. A
+ * layer's tensors are one part of the output folder (quant/writer.h); everything outside the layers is the last part. What a killed run
+ * left is: whole parts, the residual stream before the first layer that is missing, and the records of the layers that are done. The result
+ * depends on the source, the options and the calibration tokens only, not on threads or on where a run was interrupted. */
+#include "quant/quantize.h"
+
+#include "base/log.h"
+#include "base/sha.h"
+#include "base/text.h"
+#include "model/pass.h"
+#include "quant/job.h"
+#include "quant/pack.h"
+#include "quant/writer.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { STEP_TOKENS = 2048 };
+
+typedef struct run {
+  sh_qjob j;
+  sh_backend *be;
+  sh_ckpt *ck;
+  sh_qwriter *out;
+  sh_qscheme scheme;
+  const char **ignored; /* names of what stays, owned */
+  int n_ignored, cap_ignored;
+  int64_t *part_bytes; /* [n_layers + 1] */
+  sh_quantize_result *r;
+  int64_t began; /* ns */
+  double code_bits;
+} run;
+
+/* --- Before anything is computed */
+
+static int refuse_source(const run *u, const char *path, sh_error *e) {
+  if (sh_ckpt_is_gguf(u->ck))
+    return sh_fail(e, SH_ERR_UNSUPPORTED, "%s is a GGUF file; quantize wants the model's Hugging Face folder with bf16, f16 or f32 weights",
+                   path);
+  sh_quant q;
+  int rc = sh_quant_parse(&q, sh_ckpt_config(u->ck), e);
+  if (rc < 0) return rc;
+  if (q.method != SH_QUANT_NONE)
+    return sh_fail(e, SH_ERR_UNSUPPORTED, "%s is quantized already (%s); quantize wants the original with bf16, f16 or f32 weights", path,
+                   sh_quant_name(q.method));
+  return 0;
+}
+
+static int ignore(run *u, const char *name, sh_error *e) {
+  if (u->n_ignored == u->cap_ignored) {
+    int cap = u->cap_ignored ? 2 * u->cap_ignored : 256;
+    const char **v = sh_realloc((void *)u->ignored, (size_t)cap * sizeof *v);
+    if (!v) return sh_fail(e, SH_ERR_NOMEM, "out of memory for the names of %d modules", cap);
+    u->ignored = v;
+    u->cap_ignored = cap;
+  }
+  u->ignored[u->n_ignored] = sh_strdup(name);
+  return u->ignored[u->n_ignored] ? (u->n_ignored++, 0) : sh_fail(e, SH_ERR_NOMEM, "out of memory");
+}
+
+/* Bits of a module as it will be stored. */
+static double module_bits(const run *u, const sh_wview *w) {
+  int64_t group = u->scheme.group > 0 ? u->scheme.group : w->cols;
+  double groups = (double)w->rows * (double)(w->cols / group);
+  return (double)w->rows * (double)w->cols * u->scheme.bits + groups * (16 + (u->scheme.symmetric ? 0 : u->scheme.bits));
+}
+
+static int check_module(run *u, const sh_qmod *m, sh_error *e) {
+  const sh_quantize_opts *o = u->j.o;
+  int rc = 0;
+  if (!m->t) return sh_fail(e, SH_ERR_INTERNAL, "module %s has no tensor %s", m->name, m->w->name);
+  if (m->w->type != SH_F32 && m->w->type != SH_F16 && m->w->type != SH_BF16)
+    return sh_fail(e, SH_ERR_UNSUPPORTED, "tensor %s is stored as %s; bf16, f16 or f32 is wanted", m->w->name, m->t->type_name);
+  if (!m->quantize) return ignore(u, m->name, e);
+  if (o->group > 0 && m->w->cols % o->group) {
+    int64_t g = o->group;
+    while (g > 8 && m->w->cols % g) g /= 2;
+    return sh_fail(e, SH_ERR_ARG,
+                   "groups of %lld do not divide the %lld columns of %s; use --q_group_size %lld, or --keep '%s' to leave it as it is",
+                   (long long)o->group, (long long)m->w->cols, m->name, (long long)g, strrchr(m->name, '.') + 1);
+  }
+  if (o->method != SH_QM_FOLD) rc = sh_qpack_check(&u->scheme, m->name, m->w->rows, m->w->cols, e);
+  u->r->n_modules++;
+  u->r->weights += m->w->rows * m->w->cols;
+  u->code_bits += module_bits(u, m->w);
+  return rc;
+}
+
+/* Modules outside the layers are named as left alone: the head, the MTP layer, the vision tower. */
+static int ignore_rest(run *u, sh_error *e) {
+  int rc = 0;
+  for (int i = 0; rc == 0 && i < sh_ckpt_count(u->ck); i++) {
+    const sh_ftensor *t = sh_ckpt_at(u->ck, i);
+    char name[256];
+    snprintf(name, sizeof name, "%s", t->name);
+    char *end = strlen(name) > 7 ? name + strlen(name) - 7 : NULL;
+    bool rest =
+        strncmp(t->name, "mtp.", 4) == 0 || strstr(t->name, "visual.") || strstr(t->name, "lm_head") || strstr(t->name, "embed_tokens");
+    if (!rest || t->n_dims != 2 || !end || strcmp(end, ".weight") != 0) continue;
+    *end = 0;
+    rc = ignore(u, name, e);
+  }
+  return rc;
+}
+
+static int look_at_layers(run *u, sh_error *e) {
+  const sh_config *c = sh_model_config(u->j.m);
+  int rc = 0;
+  for (int i = 0; rc == 0 && i < c->n_layers; i++) {
+    sh_qlayer l;
+    rc = sh_qlayer_open(&l, i, c, &u->j.m->w.layers[i], u->ck, &u->j.select, e);
+    if (rc < 0) return rc;
+    double bits = 0;
+    int64_t whole = 0;
+    for (int k = 0; rc == 0 && k < l.n_mods; k++) {
+      rc = check_module(u, &l.mods[k], e);
+      if (l.mods[k].quantize) bits += module_bits(u, l.mods[k].w);
+      else whole += l.mods[k].w->rows * l.mods[k].w->cols * 2;
+    }
+    u->part_bytes[i] = (int64_t)(bits / 8) + whole + 65536;
+    sh_qlayer_free(&l);
+  }
+  if (rc == 0) rc = ignore_rest(u, e);
+  if (rc == 0 && u->r->n_modules == 0) rc = sh_fail(e, SH_ERR_ARG, "nothing is left to quantize: every module matches a pattern of --keep");
+  return rc;
+}
+
+static bool in_layer(const run *u, const sh_ftensor *t) {
+  const sh_config *c = sh_model_config(u->j.m);
+  const sh_w_layer *w = &u->j.m->w.layers[0];
+  const char *known = w->is_linear ? w->in_qkv.name : w->q.name, *word = strstr(known, "layers.");
+  size_t root = word ? (size_t)(word - known) + 7 : 0;
+  (void)c;
+  return root && strncmp(t->name, known, root) == 0;
+}
+
+static int describe_job(const run *u, sh_buf *b, sh_error *e) {
+  const sh_quantize_opts *o = u->j.o;
+  sh_sha h = {0};
+  char digest[SH_SHA_HEX];
+  sh_sha_init(&h, SH_SHA256);
+  for (int i = 0; o->calib && i < o->calib->n; i++) sh_sha_update(&h, o->calib->ids[i], (size_t)o->calib->len[i] * sizeof(int32_t));
+  sh_sha_hex(&h, digest);
+  sh_buf_printf(
+      b, "quantize 1: method %d format %s bits %d group %lld zero_point %d pow2 %d int8_activations %d act_order %d damp %g seed %llu",
+      o->method, sh_qformat_name(o->format), o->bits, (long long)o->group, o->zero_point, o->pow2, o->int8_activations, o->act_order,
+      o->damp, (unsigned long long)o->seed);
+  for (int i = 0; i < o->n_keep; i++) sh_buf_printf(b, " keep %s", o->keep[i]);
+  sh_buf_printf(b, " tokens %.16s", digest);
+  sh_ckpt_file f;
+  for (int i = 0; sh_ckpt_file_at(u->ck, i, &f); i++) sh_buf_printf(b, " %s %zu", f.name, f.bytes);
+  return b->failed ? sh_fail(e, b->failed, "out of memory for the job's description") : 0;
+}
+
+/* --- The records, one file per layer until the end */
+
+static char *record_path(const run *u, int layer) {
+  char name[32];
+  snprintf(name, sizeof name, "spill-record-%d", layer);
+  return sh_path_join(sh_qwriter_dir(u->out), name);
+}
+
+static int write_records(run *u, int layer, sh_error *e) {
+  sh_buf b;
+  sh_buf_init(&b, 64 << 20);
+  for (int i = 0; i < u->j.n_records; i++) {
+    const sh_qrecord *r = &u->j.records[i];
+    sh_buf_printf(&b, "%s,%s,", r->name, r->scale);
+    if (r->err_nearest >= 0) sh_buf_printf(&b, "%.6g,%.6g,%lld\n", r->err_nearest, r->err, (long long)r->tokens);
+    else sh_buf_puts(&b, ",,\n");
+  }
+  char *path = record_path(u, layer);
+  int rc = b.failed || !path ? sh_fail(e, SH_ERR_NOMEM, "out of memory for the record of layer %d", layer)
+                             : sh_file_write_atomic(path, b.len ? b.p : "", b.len, e);
+  sh_free(path);
+  sh_buf_free(&b);
+  return rc;
+}
+
+static int join_records(run *u, sh_buf *out, sh_error *e) {
+  sh_buf_puts(out, "module,scale,error_rtn,error,tokens\n");
+  int rc = 0;
+  for (int i = 0; rc == 0 && i < sh_model_config(u->j.m)->n_layers; i++) {
+    char *path = record_path(u, i), *text = NULL;
+    size_t len = 0;
+    rc = path ? sh_file_read(path, 64 << 20, &text, &len, e) : sh_fail(e, SH_ERR_NOMEM, "out of memory");
+    if (rc == 0) sh_buf_put(out, text, len);
+    sh_free(text);
+    sh_free(path);
+  }
+  return rc == 0 && out->failed ? sh_fail(e, out->failed, "out of memory for the records") : rc;
+}
+
+/* --- A layer */
+
+typedef struct finite_job {
+  const sh_qwork *k;
+  const sh_wview *w;
+  int32_t *bad; /* [items] row + 1 of the first that is not finite */
+} finite_job;
+
+static void finite_item(void *ctx, int item, int worker) {
+  finite_job *j = ctx;
+  float *row = j->k->scratch[worker];
+  int64_t r0 = (int64_t)item * SH_QROWS, r1 = r0 + SH_QROWS < j->w->rows ? r0 + SH_QROWS : j->w->rows;
+  for (int64_t r = r0; r < r1 && !j->bad[item]; r++) {
+    float sum = 0;
+    j->k->k.dequant(j->w, r, 0, j->w->cols, row);
+    for (int64_t c = 0; c < j->w->cols; c++) sum += row[c] * 0.0f; /* 0, or not a number */
+    if (!(sum == 0)) j->bad[item] = (int32_t)(r + 1);
+  }
+}
+
+static int refuse_not_finite(run *u, const sh_qlayer *l, sh_error *e) {
+  int rc = 0;
+  for (int i = 0; rc == 0 && i < l->n_mods; i++) {
+    const sh_wview *w = l->mods[i].w;
+    int items = (int)((w->rows + SH_QROWS - 1) / SH_QROWS);
+    rc = sh_qwork_need(&u->j.work, (size_t)w->cols + 16, e);
+    finite_job j = {&u->j.work, w, sh_calloc((size_t)items, sizeof(int32_t))};
+    if (!j.bad && rc == 0) rc = sh_fail(e, SH_ERR_NOMEM, "out of memory");
+    if (rc == 0) sh_pool_run(u->j.work.pool, finite_item, &j, items);
+    for (int k = 0; rc == 0 && k < items; k++)
+      if (j.bad[k])
+        rc = sh_fail(e, SH_ERR_FORMAT, "tensor %s: row %d of %s holds a value that is not finite; the file is damaged, get it again",
+                     w->name, j.bad[k] - 1, l->mods[i].name);
+    sh_free(j.bad);
+  }
+  return rc;
+}
+
+/* The layer's pages may be dropped: they are read again if they are needed. */
+static void give_back_pages(const run *u, const sh_qlayer *l) {
+  for (int i = 0; i < sh_ckpt_count(u->ck); i++) {
+    const sh_ftensor *t = sh_ckpt_at(u->ck, i);
+    if (strncmp(t->name, l->prefix, strlen(l->prefix)) == 0) sh_map_drop(t->data, t->bytes);
+  }
+}
+
+static void note_peak(run *u) {
+  int64_t now = sh_rss_bytes();
+  if (now > u->r->peak_bytes) u->r->peak_bytes = now;
+}
+
+static int do_layer(run *u, int layer, sh_error *e) {
+  sh_qlayer l;
+  sh_ftensor *t;
+  int n = 0;
+  int rc = sh_qlayer_open(&l, layer, sh_model_config(u->j.m), &u->j.m->w.layers[layer], u->ck, &u->j.select, e);
+  if (rc < 0) return rc;
+  rc = refuse_not_finite(u, &l, e);
+  if (rc == 0) rc = sh_qsearch_layer(&u->j, &l, e);
+  note_peak(u);
+  if (rc == 0) rc = sh_qlayer_tensors(&l, &u->scheme, u->j.o->method == SH_QM_FOLD, &t, &n, e);
+  if (rc == 0) rc = write_records(u, layer, e);
+  if (rc == 0) rc = sh_qwriter_put(u->out, layer, t, n, e);
+  note_peak(u);
+  for (int i = 0; rc == 0 && i < n; i++) u->r->bytes += (int64_t)t[i].bytes;
+  if (rc == 0 && u->j.stream) sh_qstream_drop(u->j.stream, layer);
+  give_back_pages(u, &l);
+  sh_qlayer_free(&l);
+  return rc;
+}
+
+/* The stream before `layer`, from the nearest one that is there. */
+static int catch_up(run *u, int layer, sh_error *e) {
+  int from = layer, rc = 0;
+  if (!u->j.stream) return 0;
+  while (!sh_qstream_has(u->j.stream, from)) from--;
+  for (; rc == 0 && from < layer; from++) {
+    rc = sh_qstream_layer(u->j.stream, from, NULL, NULL, e);
+    if (rc == 0) sh_qstream_drop(u->j.stream, from);
+  }
+  return rc;
+}
+
+static int do_rest(run *u, sh_error *e) {
+  int n = 0, total = sh_ckpt_count(u->ck);
+  sh_ftensor *t = sh_calloc((size_t)total + 1, sizeof *t);
+  if (!t) return sh_fail(e, SH_ERR_NOMEM, "out of memory for a list of %d tensors", total);
+  for (int i = 0; i < total; i++)
+    if (!in_layer(u, sh_ckpt_at(u->ck, i))) t[n++] = *sh_ckpt_at(u->ck, i);
+  for (int i = 0; i < n; i++) u->r->bytes += (int64_t)t[i].bytes;
+  int rc = sh_qwriter_put(u->out, sh_model_config(u->j.m)->n_layers, t, n, e);
+  sh_free(t);
+  return rc;
+}
+
+static int do_parts(run *u, sh_error *e) {
+  int layers = sh_model_config(u->j.m)->n_layers, rc = 0;
+  for (int i = 0; rc == 0 && i <= layers; i++) {
+    char what[32];
+    if (u->j.o->stop && *u->j.o->stop) return sh_fail(e, SH_ERR_CANCELLED, "stopped; go on with --resume");
+    if (sh_qwriter_has(u->out, i)) continue;
+    if (i < layers) rc = catch_up(u, i, e);
+    if (rc == 0) rc = i < layers ? do_layer(u, i, e) : do_rest(u, e);
+    snprintf(what, sizeof what, i < layers ? "layer %d" : "the rest", i);
+    if (rc == 0 && u->j.o->progress) u->j.o->progress(u->j.o->ctx, i + 1, layers + 1, what);
+  }
+  return rc;
+}
+
+/* --- The run */
+
+static const char *method_name(sh_qmethod m) {
+  static const char *const NAMES[] = {"AWQ", "GPTQ", "round to nearest", "INT8", "scales folded, nothing rounded"};
+  return NAMES[m];
+}
+
+static int write_card(const run *u, const char *path, sh_buf *b, sh_error *e) {
+  const sh_quantize_opts *o = u->j.o;
+  sh_buf_printf(b, "# %s, quantized\n\nMade by `sheng quantize` from %s.\n\n", sh_path_base(path), sh_path_base(path));
+  sh_buf_printf(b, "| | |\n|---|---|\n| method | %s |\n| layout | %s |\n", method_name(o->method), sh_qformat_name(o->format));
+  if (o->method != SH_QM_FOLD) {
+    sh_buf_printf(b, "| weights | %d bits, %s", o->bits, o->zero_point ? "with zero points" : "symmetric");
+    if (o->group > 0) sh_buf_printf(b, ", groups of %lld", (long long)o->group);
+    else sh_buf_puts(b, ", one scale per row");
+    sh_buf_printf(b, "%s |\n| bits per quantized weight, scales included | %.3f |\n", o->pow2 ? ", scales are powers of two" : "",
+                  u->r->bits_per_weight);
+  }
+  sh_buf_printf(b, "| quantized | %d modules, %.3f billion weights |\n", u->r->n_modules, (double)u->r->weights / 1e9);
+  if (o->calib)
+    sh_buf_printf(b, "| calibration | %s: %lld tokens in %d sequences |\n", o->calib_says ? o->calib_says : "", (long long)o->calib->tokens,
+                  o->calib->n);
+  sh_buf_puts(b, "\nUntouched: embedding, head, norms and convolutions (but for folded scales), routers, in_proj_a, in_proj_b, MTP and "
+                 "vision tensors.\n");
+  if (o->n_keep) sh_buf_puts(b, "Left as they were on request:");
+  for (int i = 0; i < o->n_keep; i++) sh_buf_printf(b, " `%s`", o->keep[i]);
+  sh_buf_puts(b, o->n_keep ? "\n" : "");
+  sh_buf_puts(b, "\nquantize.csv has, for every module, how its inputs were scaled and the output error relative to the output (of "
+                 "rounding to nearest, and of what was written).\n");
+  return b->failed ? sh_fail(e, b->failed, "out of memory for the model card") : 0;
+}
+
+static int finish(run *u, const char *path, sh_error *e) {
+  sh_buf config, card, records;
+  sh_buf_init(&config, 16 << 20);
+  sh_buf_init(&card, 1 << 20);
+  sh_buf_init(&records, 256 << 20);
+  int rc;
+  u->scheme.ignored = u->ignored;
+  u->scheme.n_ignored = u->n_ignored;
+  if (u->j.o->method == SH_QM_FOLD) {
+    sh_jw w;
+    sh_jw_init(&w, &config);
+    sh_jw_value(&w, sh_ckpt_config(u->ck));
+    rc = config.failed ? sh_fail(e, config.failed, "out of memory for config.json") : 0;
+  } else {
+    rc = sh_qconfig_text(sh_ckpt_config(u->ck), &u->scheme, &config, e);
+  }
+  if (rc == 0) rc = write_card(u, path, &card, e);
+  if (rc == 0) rc = join_records(u, &records, e);
+  sh_qfile extra = {"quantize.csv", records.p, records.len};
+  if (rc == 0) rc = sh_qwriter_finish(u->out, config.p, card.p, &extra, 1, e);
+  sh_buf_free(&config);
+  sh_buf_free(&card);
+  sh_buf_free(&records);
+  return rc;
+}
+
+static int open_stream(run *u, sh_error *e) {
+  const sh_quantize_opts *o = u->j.o;
+  if (o->method == SH_QM_RTN || o->method == SH_QM_INT8) return 0;
+  if (!o->calib || o->calib->tokens < 1) return sh_fail(e, SH_ERR_ARG, "calibration tokens are missing");
+  sh_qstream_opts so = {.dir = u->j.dir, .ids = o->calib->ids, .lens = o->calib->len, .n_seqs = o->calib->n, .step_tokens = STEP_TOKENS};
+  return sh_qstream_new(&u->j.stream, u->j.m, u->be, &so, e);
+}
+
+static void set_up(run *u, const sh_quantize_opts *o, sh_quantize_result *r) {
+  memset(r, 0, sizeof *r);
+  u->r = r;
+  u->began = sh_now_ns();
+  u->j.o = o;
+  u->j.select = (sh_qselect){o->keep, o->n_keep};
+  u->scheme = (sh_qscheme){.format = o->format,
+                           .bits = o->bits,
+                           .group = o->group > 0 ? o->group : -1,
+                           .symmetric = !o->zero_point,
+                           .int8_activations = o->int8_activations};
+  u->j.grid = (sh_qgrid){.bits = o->bits,
+                         .group = o->group > 0 ? o->group : 0,
+                         .symmetric = !o->zero_point,
+                         .pow2 = o->pow2,
+                         .scale_type = o->format == SH_QF_CT ? SH_BF16 : SH_F16,
+                         .min_zero = o->format == SH_QF_GPTQ};
+}
+
+static int open_all(run *u, const char *path, sh_error *e) {
+  const sh_quantize_opts *o = u->j.o;
+  sh_backend_opts bo = {.threads = o->threads, .cpu = o->cpu};
+  int rc = sh_ckpt_open(&u->ck, path, 0, e);
+  u->j.ck = u->ck;
+  if (rc == 0) rc = refuse_source(u, path, e);
+  if (rc == 0) rc = sh_backend_cpu_new(&u->be, &bo, e);
+  if (rc == 0) rc = sh_model_open(&u->j.m, u->ck, u->be, NULL, e);
+  if (rc == 0) rc = sh_qwork_init(&u->j.work, o->threads, o->cpu, e);
+  if (rc < 0) return rc;
+  if (o->format == SH_QF_CT && sh_model_config(u->j.m)->dtype == SH_F16) u->j.grid.scale_type = SH_F16;
+  int layers = sh_model_config(u->j.m)->n_layers;
+  u->part_bytes = sh_calloc((size_t)layers + 1, sizeof *u->part_bytes);
+  if (!u->part_bytes) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
+  rc = look_at_layers(u, e);
+  if (u->r->weights) u->r->bits_per_weight = u->code_bits / (double)u->r->weights;
+  for (int i = 0; i < sh_ckpt_count(u->ck); i++)
+    if (!in_layer(u, sh_ckpt_at(u->ck, i))) u->part_bytes[layers] += (int64_t)sh_ckpt_at(u->ck, i)->bytes;
+  return rc;
+}
+
+static void close_all(run *u) {
+  sh_qstream_free(u->j.stream);
+  sh_qwriter_close(u->out);
+  sh_free(u->j.records);
+  sh_qwork_free(&u->j.work);
+  sh_model_free(u->j.m);
+  if (u->be) u->be->ops->free(u->be);
+  sh_ckpt_close(u->ck);
+  sh_free(u->part_bytes);
+  for (int i = 0; i < u->n_ignored; i++) sh_free((void *)(uintptr_t)u->ignored[i]);
+  sh_free((void *)u->ignored);
+}
+
+int sh_quantize(const char *path, const sh_quantize_opts *o, sh_quantize_result *r, sh_error *e) {
+  run u = {0};
+  sh_buf job;
+  sh_buf_init(&job, 1 << 20);
+  set_up(&u, o, r);
+  int rc = open_all(&u, path, e);
+  if (rc == 0) rc = describe_job(&u, &job, e);
+  if (rc == 0) {
+    sh_qwriter_opts w = {.path = o->out,
+                         .source = u.ck,
+                         .n_parts = sh_model_config(u.j.m)->n_layers + 1,
+                         .bytes = u.part_bytes,
+                         .job = job.p,
+                         .resume = o->resume};
+    rc = sh_qwriter_open(&u.out, &w, e);
+  }
+  if (rc == 0) u.j.dir = sh_qwriter_dir(u.out);
+  if (rc == 0) rc = open_stream(&u, e);
+  if (rc == 0) rc = do_parts(&u, e);
+  if (rc == 0) rc = finish(&u, path, e);
+  note_peak(&u);
+  r->seconds = (double)(sh_now_ns() - u.began) * 1e-9;
+  sh_buf_free(&job);
+  close_all(&u);
+  return rc;
+}
