@@ -108,9 +108,11 @@ static void svg_begin(sh_buf *out, const char *label, const char *x_title) {
 }
 
 static void y_tick(sh_buf *out, double y, double value) {
+  char text[32]; /* counts whole, small numbers short */
+  snprintf(text, sizeof text, value == floor(value) && value < 1e7 ? "%.0f" : "%.3g", value);
   sh_buf_printf(
-      out, "<line class=\"grid\" x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\"/><text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%.3g</text>\n",
-      LEFT, W - RIGHT, py(y), py(y), LEFT - 6, py(y) + 4, value);
+      out, "<line class=\"grid\" x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\"/><text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n",
+      LEFT, W - RIGHT, py(y), py(y), LEFT - 6, py(y) + 4, text);
 }
 
 static void x_tick(sh_buf *out, double x, const char *text) {
@@ -154,9 +156,9 @@ static void plot_histogram(const sh_eval *r, sh_buf *out) {
   for (int i = 0; i < SH_EVAL_BINS; i++)
     if (r->bins[i] > most) most = r->bins[i];
   double top = round_up((double)most), width = 1.0 / SH_EVAL_BINS;
-  svg_begin(out, "Histogram of the KL divergence of each token", "KL divergence of a token, nats (four bins a decade)");
+  svg_begin(out, "Histogram of the KL divergence of each token",
+            "KL divergence of a token, nats; four bins a decade, the first is all that is less");
   for (int i = 0; i < TICKS; i++) y_tick(out, (double)i / (TICKS - 1), top * i / (TICKS - 1));
-  x_tick(out, width / 2, "less");
   for (int i = 1; i < SH_EVAL_BINS; i += 4) {
     char text[16];
     snprintf(text, sizeof text, "1e%d", -8 + (i - 1) / 4);
