@@ -123,7 +123,7 @@ $(VENV)/ready: tests/http/requirements.txt
 .PHONY: http
 http: sheng $(VENV)/ready
 	@python3 tools/fetch_smollm2.py models/smollm2
-	@SHENG_BIN=$(B)/sheng SHENG_SMOLLM2=$(SMOLLM2) $(VENV)/bin/python -m pytest -q tests/http $(PYTEST_ARGS)
+	@SHENG_BIN=$(B)/sheng SHENG_SMOLLM2=$(SMOLLM2) $(VENV)/bin/python -m pytest -q tests/http tests/eval $(PYTEST_ARGS)
 
 # everything that takes long: sanitizers over the unit and HTTP tests, fuzz corpora and a bounded run of every driver
 check-full: setup-test
