@@ -82,6 +82,11 @@ $(B)/tests/unit/%: tests/unit/%.c $(B)/libsheng.a
 	$(call say,TEST,$<)
 	$(Q)$(CC) $(CPPFLAGS) -Itests $(CFLAGS) $(BASEFLAGS) $(LDFLAGS) -o $@ $< $(B)/libsheng.a -lcmocka $(LIBS)
 
+$(B)/tests/quant/dump: tests/quant/dump.c $(B)/libsheng.a
+	@mkdir -p $(@D)
+	$(call say,TEST,$<)
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(BASEFLAGS) $(LDFLAGS) -o $@ $< $(B)/libsheng.a $(LIBS)
+
 # --- The two commands of the README ---------------------------------------------------------------------------------------------------------------------
 MODEL ?= models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 SMOLLM2 := models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -121,9 +126,9 @@ $(VENV)/ready: tests/http/requirements.txt
 	@touch $@
 
 .PHONY: http
-http: sheng $(VENV)/ready
+http: sheng $(B)/tests/quant/dump $(VENV)/ready
 	@python3 tools/fetch_smollm2.py models/smollm2
-	@SHENG_BIN=$(B)/sheng SHENG_SMOLLM2=$(SMOLLM2) $(VENV)/bin/python -m pytest -q tests/http tests/eval $(PYTEST_ARGS)
+	@SHENG_BIN=$(B)/sheng SHENG_SMOLLM2=$(SMOLLM2) $(VENV)/bin/python -m pytest -q tests/http tests/eval tests/quant $(PYTEST_ARGS)
 
 # everything that takes long: sanitizers over the unit and HTTP tests, fuzz corpora and a bounded run of every driver
 check-full: setup-test

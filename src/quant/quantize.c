@@ -77,8 +77,8 @@ static int check_module(run *u, const sh_qmod *m, sh_error *e) {
     return sh_fail(e, SH_ERR_UNSUPPORTED, "tensor %s is stored as %s; bf16, f16 or f32 is wanted", m->w->name, m->t->type_name);
   if (!m->quantize) return ignore(u, m->name, e);
   if (o->group > 0 && m->w->cols % o->group) {
-    int64_t g = o->group;
-    while (g > 8 && m->w->cols % g) g /= 2;
+    int64_t g = 1024;
+    while (g > 8 && (g > o->group || m->w->cols % g)) g /= 2;
     return sh_fail(e, SH_ERR_ARG,
                    "groups of %lld do not divide the %lld columns of %s; use --q_group_size %lld, or --keep '%s' to leave it as it is",
                    (long long)o->group, (long long)m->w->cols, m->name, (long long)g, strrchr(m->name, '.') + 1);

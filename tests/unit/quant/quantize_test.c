@@ -1,0 +1,357 @@
+/* The quantizer on the golden checkpoints: folding is exact, every reader of a norm is compensated, no search ends worse than rounding to nearest, and the
+ * result depends neither on threads nor on where a run was killed. */
+#include "unit/formats/files.h"
+#include "unit/model/golden_rig.h"
+
+#include "quant/quantize.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { SEQS = 4, LEN = 40 };
+static const char *const MODELS[] = {"dense-small", "moe-small", "dense-real", "moe-real-fused"};
+
+/* Calibration tokens: any ids do for what is tested here. */
+static sh_samples samples(int vocab) {
+  sh_samples s = {.n = SEQS, .ids = sh_calloc(SEQS, sizeof *s.ids), .len = sh_calloc(SEQS, sizeof *s.len)};
+  uint32_t x = 7;
+  for (int i = 0; i < SEQS; i++) {
+    s.len[i] = LEN - 3 * i;
+    s.ids[i] = sh_calloc(LEN, sizeof *s.ids[i]);
+    for (int k = 0; k < s.len[i]; k++) s.ids[i][k] = (int32_t)((x = x * 1664525u + 1013904223u) >> 8) % vocab;
+    s.tokens += s.len[i];
+  }
+  return s;
+}
+
+static int vocab_of(const char *path) {
+  rig r;
+  rig_open_path(&r, path, (rig_opts){0});
+  int v = r.V;
+  rig_close(&r);
+  return v;
+}
+
+static sh_quantize_opts options(const char *out, sh_qmethod method, const sh_samples *s) {
+  return (sh_quantize_opts){.out = out, .method = method, .format = SH_QF_CT, .bits = 4, .group = 32, .zero_point = true, .calib = s, .seed = 1, .threads = 2, .damp = 0.01};
+}
+
+static void quantize(const char *model, const sh_quantize_opts *o) {
+  sh_error e = {0};
+  sh_quantize_result r;
+  rig_ok(sh_quantize(model, o, &r, &e), &e);
+  assert_true(r.n_modules > 0 && r.weights > 0);
+}
+
+/* Logits of a few fixed tokens. Caller frees with sh_free. */
+static float *logits_of(const char *path, int *n) {
+  enum { T = 24 };
+  rig r;
+  rig_open_path(&r, path, (rig_opts){.kv = SH_KV_F32, .max_tokens = 64, .max_context = 64});
+  int32_t ids[T];
+  for (int i = 0; i < T; i++) ids[i] = (i * 37 + 11) % r.V;
+  rig_feed(&r, 0, ids, T, T);
+  *n = T * r.V;
+  float *out = sh_malloc((size_t)*n * sizeof *out);
+  memcpy(out, r.seq[0].trace, (size_t)*n * sizeof *out);
+  rig_close(&r);
+  return out;
+}
+
+static float distance(const char *a, const char *b) {
+  int n, m;
+  float *x = logits_of(a, &n), *y = logits_of(b, &m);
+  assert_int_equal(n, m);
+  float d = max_error(x, y, (size_t)n);
+  sh_free(x);
+  sh_free(y);
+  return d;
+}
+
+/* A copy of folder `from` whose tensor `name` is that of `source`. */
+static void with_original(const char *from, const char *source, const char *name, const char *to) {
+  sh_error e = {0};
+  sh_ckpt *a, *b;
+  char path[640], cmd[2600];
+  snprintf(cmd, sizeof cmd, "rm -rf %s && cp -r %s %s && rm %s/model*", to, from, to, to);
+  assert_int_equal(system(cmd), 0);
+  rig_ok(sh_ckpt_open(&a, from, 0, &e), &e);
+  rig_ok(sh_ckpt_open(&b, source, 0, &e), &e);
+  int n = sh_ckpt_count(a);
+  sh_ftensor *t = sh_calloc((size_t)n, sizeof *t);
+  bool found = false;
+  for (int i = 0; i < n; i++) {
+    t[i] = *sh_ckpt_at(a, i);
+    if (strcmp(t[i].name, name) != 0) continue;
+    t[i] = *sh_ckpt_find(b, name);
+    found = true;
+  }
+  assert_true(found);
+  snprintf(path, sizeof path, "%s/model.safetensors", to);
+  rig_ok(sh_st_write(path, t, n, &e), &e);
+  sh_free(t);
+  sh_ckpt_close(a);
+  sh_ckpt_close(b);
+}
+
+/* Names in the folded folder whose tensor differs from the source's. */
+static int changed_names(const char *folded, const char *source, char names[][192], int max) {
+  sh_error e = {0};
+  sh_ckpt *a, *b;
+  int n = 0;
+  rig_ok(sh_ckpt_open(&a, folded, 0, &e), &e);
+  rig_ok(sh_ckpt_open(&b, source, 0, &e), &e);
+  for (int i = 0; i < sh_ckpt_count(a); i++) {
+    const sh_ftensor *t = sh_ckpt_at(a, i), *s = sh_ckpt_find(b, t->name);
+    assert_non_null(s);
+    if (t->type == s->type) {
+      assert_memory_equal(t->data, s->data, s->bytes);
+      continue;
+    }
+    assert_true(n < max);
+    snprintf(names[n++], sizeof names[0], "%s", t->name);
+  }
+  sh_ckpt_close(a);
+  sh_ckpt_close(b);
+  return n;
+}
+
+static void fold(const char *model, char *source, char *out, size_t size) {
+  char name[64];
+  snprintf(source, size, GOLDEN "models/%s", model);
+  snprintf(name, sizeof name, "%s-folded", model);
+  snprintf(out, size, "%s", in_temp(name));
+  if (sh_dir_exists(out)) return;
+  sh_samples s = samples(vocab_of(source));
+  sh_quantize_opts o = options(out, SH_QM_FOLD, &s);
+  quantize(source, &o);
+  sh_samples_free(&s);
+}
+
+static void folding_changes_no_logit(void **state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof MODELS / sizeof *MODELS; i++) {
+    char source[512], out[512], names[400][192];
+    fold(MODELS[i], source, out, sizeof out);
+    int n = changed_names(out, source, names, 400);
+    assert_true(n > 20); /* the norms and matrices of several layers were scaled */
+    float d = distance(source, out);
+    print_message("%s: %d tensors scaled, largest difference of a logit %.2g\n", MODELS[i], n, (double)d);
+    assert_true(d <= 1e-4f);
+  }
+}
+
+/* Puts back one scaled tensor at a time, of a linear and of an attention layer: each must be noticed. */
+static void a_reader_that_is_not_compensated_is_noticed(void **state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof MODELS / sizeof *MODELS; i++) {
+    char source[512], out[512], to[600], names[400][192];
+    fold(MODELS[i], source, out, sizeof out);
+    snprintf(to, sizeof to, "%s-mutated", out);
+    int n = changed_names(out, source, names, 400), tried = 0, readers = 0;
+    float exact = distance(source, out);
+    for (int k = 0; k < n; k++) {
+      if (!strstr(names[k], "layers.0.") && !strstr(names[k], "layers.3.")) continue;
+      if (strstr(names[k], "experts.") && !strstr(names[k], "experts.1.") && !strstr(names[k], "experts.gate_up") && !strstr(names[k], "experts.down")) continue;
+      with_original(out, source, names[k], to);
+      float d = distance(source, to);
+      if (!(d > 2e-4f && d > 5 * exact)) fail_msg("%s: with the original %s the logits differ by %g only", MODELS[i], names[k], (double)d);
+      tried++;
+      readers += strstr(names[k], "proj") != NULL || strstr(names[k], "gate") != NULL;
+    }
+    print_message("%s: %d tensors put back, one at a time\n", MODELS[i], tried);
+    assert_true(readers >= 12);
+  }
+}
+
+/* --- Errors and bytes */
+
+/* fn is told the errors of every module of quantize.csv, relative to the module's output. */
+static void each_record(const char *dir, void (*fn)(const char *module, double nearest, double err)) {
+  char path[600], *text;
+  size_t len;
+  sh_error e = {0};
+  snprintf(path, sizeof path, "%s/quantize.csv", dir);
+  rig_ok(sh_file_read(path, 1 << 24, &text, &len, &e), &e);
+  int n = 0;
+  for (char *at = strchr(text, '\n'); at && at[1]; at = strchr(at + 1, '\n')) {
+    char module[192];
+    double nearest, err;
+    assert_int_equal(sscanf(at + 1, "%191[^,],%*[^,],%lf,%lf", module, &nearest, &err), 3);
+    fn(module, nearest, err);
+    n++;
+  }
+  assert_true(n > 20);
+  sh_free(text);
+}
+
+static void not_worse(const char *module, double nearest, double err) {
+  if (!(err > 0 && err <= nearest * 1.0001)) fail_msg("%s: error %g, of rounding to nearest %g", module, err, nearest);
+}
+
+static void no_module_ends_worse_than_rounding_to_nearest(void **state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof MODELS / sizeof *MODELS; i++) {
+    for (int method = SH_QM_AWQ; method <= SH_QM_GPTQ; method++) {
+      char source[512], name[64];
+      snprintf(source, sizeof source, GOLDEN "models/%s", MODELS[i]);
+      snprintf(name, sizeof name, "%s-%d", MODELS[i], method);
+      sh_samples s = samples(vocab_of(source));
+      sh_quantize_opts o = options(in_temp(name), (sh_qmethod)method, &s);
+      char out[512];
+      snprintf(out, sizeof out, "%s", o.out);
+      o.out = out;
+      quantize(source, &o);
+      each_record(out, not_worse);
+      sh_samples_free(&s);
+    }
+  }
+}
+
+static bool same_files(const char *a, const char *b) {
+  char cmd[2600];
+  snprintf(cmd, sizeof cmd, "diff -rq %s %s", a, b);
+  return system(cmd) == 0;
+}
+
+static void threads_change_no_byte(void **state) {
+  (void)state;
+  for (size_t i = 1; i < 3; i++) {
+    char source[512], out[2][512], name[64];
+    snprintf(source, sizeof source, GOLDEN "models/%s", MODELS[i]);
+    sh_samples s = samples(vocab_of(source));
+    for (int k = 0; k < 2; k++) {
+      snprintf(name, sizeof name, "%s-threads-%d", MODELS[i], k);
+      snprintf(out[k], sizeof out[k], "%s", in_temp(name));
+      sh_quantize_opts o = options(out[k], SH_QM_AWQ, &s);
+      o.threads = k ? 3 : 1;
+      quantize(source, &o);
+    }
+    assert_true(same_files(out[0], out[1]));
+    sh_samples_free(&s);
+  }
+}
+
+/* A run in a process of its own; killed after `ms`, or let go on with 0. True when it ended by itself, rightly. */
+static bool run_and_kill(const char *source, const sh_quantize_opts *o, int ms) {
+  fflush(NULL);
+  pid_t pid = fork();
+  assert_true(pid >= 0);
+  if (pid == 0) {
+    sh_error e = {0};
+    sh_quantize_result r;
+    _exit(sh_quantize(source, o, &r, &e) == 0 ? 0 : 1);
+  }
+  if (ms) {
+    usleep((useconds_t)ms * 1000);
+    kill(pid, SIGKILL);
+  }
+  int status;
+  assert_int_equal(waitpid(pid, &status, 0), pid);
+  if (WIFEXITED(status)) assert_int_equal(WEXITSTATUS(status), 0);
+  return WIFEXITED(status);
+}
+
+static void killed_at_twenty_points_it_goes_on_to_the_same_bytes(void **state) {
+  (void)state;
+  const char *source = GOLDEN "models/moe-small";
+  char whole[512], killed[512];
+  snprintf(whole, sizeof whole, "%s", in_temp("whole"));
+  snprintf(killed, sizeof killed, "%s", in_temp("killed"));
+  sh_samples s = samples(vocab_of(source));
+  sh_quantize_opts o = options(whole, SH_QM_AWQ, &s);
+  int64_t began = sh_now_ns();
+  assert_true(run_and_kill(source, &o, 0));
+  int64_t ms = (sh_now_ns() - began) / 1000000 + 1;
+  uint64_t random = 88172645463325252u;
+  o.out = killed;
+  o.resume = true;
+  for (int kills = 0; kills < 20;) {
+    if (run_and_kill(source, &o, 1 + (int)(next_random(&random) % (uint64_t)(ms / 3 + 2)))) { /* it was done before the kill: start over */
+      assert_true(same_files(whole, killed));
+      char cmd[640];
+      snprintf(cmd, sizeof cmd, "rm -r %s", killed);
+      assert_int_equal(system(cmd), 0);
+      continue;
+    }
+    kills++;
+    assert_false(sh_dir_exists(killed)); /* nothing loads that is not whole */
+  }
+  assert_true(run_and_kill(source, &o, 0));
+  assert_true(same_files(whole, killed));
+  sh_samples_free(&s);
+}
+
+/* --- What is refused */
+
+static void refused(const char *source, const sh_quantize_opts *o, int code, const char *says) {
+  sh_error e = {0};
+  sh_quantize_result r;
+  assert_int_equal(sh_quantize(source, o, &r, &e), code);
+  assert_says(e.text, says);
+  assert_false(sh_dir_exists(o->out));
+}
+
+static void what_cannot_be_done_is_said(void **state) {
+  (void)state;
+  char out[512], bad[512];
+  snprintf(out, sizeof out, "%s", in_temp("refused"));
+  sh_samples s = samples(640);
+  sh_quantize_opts o = options(out, SH_QM_AWQ, &s);
+  refused(GOLDEN "models/dense-small-awq", &o, SH_ERR_UNSUPPORTED, "is quantized already (AWQ)");
+  refused(GOLDEN "gguf/dense-small-bf16.gguf", &o, SH_ERR_UNSUPPORTED, "is a GGUF file");
+  o.group = 96;
+  refused(GOLDEN "models/dense-small", &o, SH_ERR_ARG, "use --q_group_size 32");
+  o.group = 32;
+  const char *all = "*";
+  o.keep = &all;
+  o.n_keep = 1;
+  refused(GOLDEN "models/dense-small", &o, SH_ERR_ARG, "nothing is left to quantize");
+  o.n_keep = 0;
+  o.calib = NULL;
+  refused(GOLDEN "models/dense-small", &o, SH_ERR_ARG, "calibration tokens are missing");
+  o.calib = &s;
+  /* a weight that is not a number */
+  char cmd[2600];
+  snprintf(bad, sizeof bad, "%s", in_temp("nan"));
+  snprintf(cmd, sizeof cmd, "cp -r " GOLDEN "models/dense-small %s && chmod -R u+w %s", bad, bad);
+  assert_int_equal(system(cmd), 0);
+  sh_error e = {0};
+  sh_ckpt *ck;
+  rig_ok(sh_ckpt_open(&ck, bad, 0, &e), &e);
+  int n = sh_ckpt_count(ck);
+  sh_ftensor *t = sh_calloc((size_t)n, sizeof *t);
+  for (int i = 0; i < n; i++) {
+    t[i] = *sh_ckpt_at(ck, i);
+    if (!strstr(t[i].name, "layers.5.mlp.up_proj")) continue;
+    uint8_t *p = sh_malloc(t[i].bytes);
+    memcpy(p, t[i].data, t[i].bytes);
+    memset(p + 2 * (size_t)t[i].dims[1] * 7 + 10, 0xff, 2); /* bf16 NaN in row 7 */
+    t[i].data = p;
+  }
+  char file[600];
+  snprintf(file, sizeof file, "%s/model.safetensors", bad);
+  char kept[600];
+  snprintf(kept, sizeof kept, "%s/new", bad);
+  rig_ok(sh_st_write(kept, t, n, &e), &e);
+  for (int i = 0; i < n; i++)
+    if (strstr(t[i].name, "layers.5.mlp.up_proj")) sh_free((void *)(uintptr_t)t[i].data);
+  sh_free(t);
+  sh_ckpt_close(ck);
+  assert_int_equal(rename(kept, file), 0);
+  refused(bad, &o, SH_ERR_FORMAT, "row 7 of model.layers.5.mlp.up_proj");
+  sh_samples_free(&s);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(folding_changes_no_logit),
+      cmocka_unit_test(a_reader_that_is_not_compensated_is_noticed),
+      cmocka_unit_test(no_module_ends_worse_than_rounding_to_nearest),
+      cmocka_unit_test(threads_change_no_byte),
+      cmocka_unit_test(killed_at_twenty_points_it_goes_on_to_the_same_bytes),
+      cmocka_unit_test(what_cannot_be_done_is_said),
+  };
+  return cmocka_run_group_tests(tests, make_temp_dir, remove_temp_dir);
+}
