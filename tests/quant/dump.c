@@ -52,7 +52,8 @@ int main(int argc, char **argv) {
   }
   sh_qwork k;
   sh_qsite site, whole;
-  if (sh_qwork_init(&k, 2, NULL, &e) < 0 || sh_qsite_new(&site, K, T, T, G, &e) < 0 || sh_qsite_new(&whole, K, T, T, K, &e) < 0) return fail(&e);
+  if (sh_qwork_init(&k, 2, NULL, &e) < 0 || sh_qsite_new(&site, K, T, T, G, &e) < 0 || sh_qsite_new(&whole, K, T, T, K, &e) < 0)
+    return fail(&e);
   if (sh_qsite_add(&k, &site, x, K, (int)T, &e) < 0 || sh_qsite_add(&k, &whole, x, K, (int)T, &e) < 0) return fail(&e);
   sh_qsite_end(&site);
   sh_qsite_end(&whole);

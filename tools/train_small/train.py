@@ -41,7 +41,7 @@ class Phase:
 
 
 # First drills and short samples with as many answer tokens as possible, until copying is found; the prompts with tools are long and the same for the most part.
-PHASES = [Phase(0.16, 60, 2048, ("tools",), False, 0.8), Phase(0.30, 60, 2048, ("tools",), False, 0.1), Phase(0.52, 220, 4096, (), True), Phase(0.76, 650, 4096, (), True),
+PHASES = [Phase(0.08, 60, 2048, ("tools",), False, 0.8), Phase(0.22, 60, 2048, ("tools",), False, 0.1), Phase(0.60, 160, 2048, (), True), Phase(0.82, 500, 2048, (), True),
           Phase(1.01, 2100, 4096, (), True)]
 
 

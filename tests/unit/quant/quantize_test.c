@@ -1,5 +1,5 @@
-/* The quantizer on the golden checkpoints: folding is exact, every reader of a norm is compensated, no search ends worse than rounding to nearest, and the
- * result depends neither on threads nor on where a run was killed. */
+/* The quantizer on the golden checkpoints: folding is exact, every reader of a norm is compensated, no search ends worse than rounding to
+ * nearest, and the result depends neither on threads nor on where a run was killed. */
 #include "unit/formats/files.h"
 #include "unit/model/golden_rig.h"
 
@@ -34,7 +34,16 @@ static int vocab_of(const char *path) {
 }
 
 static sh_quantize_opts options(const char *out, sh_qmethod method, const sh_samples *s) {
-  return (sh_quantize_opts){.out = out, .method = method, .format = SH_QF_CT, .bits = 4, .group = 32, .zero_point = true, .calib = s, .seed = 1, .threads = 2, .damp = 0.01};
+  return (sh_quantize_opts){.out = out,
+                            .method = method,
+                            .format = SH_QF_CT,
+                            .bits = 4,
+                            .group = 32,
+                            .zero_point = true,
+                            .calib = s,
+                            .seed = 1,
+                            .threads = 2,
+                            .damp = 0.01};
 }
 
 static void quantize(const char *model, const sh_quantize_opts *o) {
@@ -153,7 +162,9 @@ static void a_reader_that_is_not_compensated_is_noticed(void **state) {
     float exact = distance(source, out);
     for (int k = 0; k < n; k++) {
       if (!strstr(names[k], "layers.0.") && !strstr(names[k], "layers.3.")) continue;
-      if (strstr(names[k], "experts.") && !strstr(names[k], "experts.1.") && !strstr(names[k], "experts.gate_up") && !strstr(names[k], "experts.down")) continue;
+      if (strstr(names[k], "experts.") && !strstr(names[k], "experts.1.") && !strstr(names[k], "experts.gate_up") &&
+          !strstr(names[k], "experts.down"))
+        continue;
       with_original(out, source, names[k], to);
       float d = distance(source, to);
       if (!(d > 2e-4f && d > 5 * exact)) fail_msg("%s: with the original %s the logits differ by %g only", MODELS[i], names[k], (double)d);
