@@ -79,7 +79,7 @@ int sh_eval_write_table(const sh_eval *r, sh_buf *out) {
   if (r->ref.path) put_model(out, "reference", &r->ref);
   sh_buf_printf(out, "%-12s %s: %lld tokens in %d windows of at most %d, %lld scored\n", "text",
                 r->text ? r->text : "the one in the program", (long long)r->tokens, r->windows, r->seq_len, (long long)r->scored);
-  if (r->skipped) sh_buf_printf(out, "%-12s %d dialogues were left out: the model has no chat template\n", "", r->skipped);
+  if (r->skipped) sh_buf_printf(out, "%-12s %d dialogues were left out: the model has no chat template that takes them\n", "", r->skipped);
   sh_buf_printf(out, "\nperplexity               %.4f\n", r->model.ppl);
   if (r->ref.path) put_comparison(r, out);
   if (r->n_tasks) put_tasks(r, out);

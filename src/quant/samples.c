@@ -145,11 +145,13 @@ static int read_line(loader *l, const place *p) {
   sh_arena *a = sh_arena_new((64u << 20) + p->n * 64);
   if (!a) return no_memory(l->e);
   int rc = sh_json_parse(p->s, p->n, NULL, a, &v, l->e);
-  if (rc == 0 && !l->path && !l->chat && sh_json_get(v, "messages")) {
+  bool may_skip = rc == 0 && !l->path && sh_json_get(v, "messages"); /* the user did not choose it, and some templates raise on tools */
+  if (rc == 0) rc = sh_samples_encode(v, false, l->tok, l->chat, a, &ids, l->e);
+  if (rc < 0 && rc != SH_ERR_NOMEM && may_skip) {
     l->out->skipped++;
+    rc = 0;
     goto done;
   }
-  if (rc == 0) rc = sh_samples_encode(v, false, l->tok, l->chat, a, &ids, l->e);
   if (rc < 0) sh_fail_in(l->e, rc, "%s line %d", name_of(l), p->line);
   else rc = add_ids(l, &ids, p->line, false);
 done:
@@ -246,7 +248,7 @@ int sh_samples_load(sh_samples *out, const char *path, const char *text, size_t 
   if (rc == 0 && out->n == 0 && l.rest.n) rc = add_sample(&l, l.rest.v, l.rest.n, l.rest_line);
   if (rc == 0 && out->n == 0)
     rc = sh_fail(e, SH_ERR_ARG, "%s holds no text%s", name_of(&l),
-                 out->skipped ? " but dialogues, and the model has no chat template; give a text of your own" : "");
+                 out->skipped ? " but dialogues, and the model has no chat template that takes them; give a text of your own" : "");
   sh_ids_free(&l.rest);
   sh_free(l.places);
   sh_free(own);

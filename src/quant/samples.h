@@ -14,7 +14,7 @@ typedef struct sh_samples {
   int *len;       /* [n], tokens, each at least 1 and at most seq_len */
   int *line;      /* [n], the line the sample begins in, from 1 */
   int64_t tokens; /* sum of len */
-  int skipped;    /* lines of messages that a model without a template had to leave out (the texts in the program only) */
+  int skipped;    /* dialogues of a text of the program that were left out: there is no template that takes them */
   int private_cap;
 } sh_samples;
 
@@ -29,9 +29,9 @@ enum { SH_SAMPLES_MAX_FILE = 256 << 20, SH_SAMPLES_MAX_PROMPT = 64 << 20 }; /* b
 
 /* Reads the file `path` (JSONL when its name ends in .jsonl, .ndjson or .json or its first line is a JSON object, else plain text) or, with
  * path NULL, the JSONL text[0..len). Lines of JSONL: {"text": string}, or {"messages": [...], "tools"?: [...], "enable_thinking"?:
- * boolean}, which the chat template renders as a whole (chat NULL: an error in a file; left out and counted in a text of the program). A
- * wrong line is SH_ERR_FORMAT with its number, what was found and what was wanted. max_samples 0: all. seed: the order of the lines, 0 as
- * they stand. At least one sample comes out (SH_ERR_ARG otherwise). Caller frees with sh_samples_free, after a failure too. */
+ * boolean}, which the chat template renders as a whole (chat NULL, or it raises: an error in a file; left out and counted in a text of the
+ * program). A wrong line is SH_ERR_FORMAT with its number, what was found and what was wanted. max_samples 0: all. seed: the order of the
+ * lines, 0 as they stand. At least one sample comes out (SH_ERR_ARG otherwise). Caller frees with sh_samples_free, after a failure too. */
 int sh_samples_load(sh_samples *out, const char *path, const char *text, size_t len, const sh_tok *tok, const sh_chat *chat,
                     int max_samples, int seq_len, sh_samples_how how, uint64_t seed, sh_error *e);
 void sh_samples_free(sh_samples *s); /* accepts a zeroed struct */

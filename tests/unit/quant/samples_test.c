@@ -225,6 +225,24 @@ static void without_a_template_the_program_s_text_is_its_plain_lines(void **stat
   sh_samples_free(&s);
 }
 
+static void a_template_that_refuses_dialogues_leaves_those_of_the_program_out(void **state) {
+  (void)state;
+  static const char raising[] =
+      "{% if tools %}{{ raise_exception('no tools here') }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}";
+  size_t n;
+  const char *text = sh_text_evaluation(&n);
+  sh_chat *strict;
+  sh_samples s;
+  sh_error e = {0};
+  assert_int_equal(sh_chat_open(&strict, raising, sizeof raising - 1, &e), 0);
+  assert_int_equal(sh_samples_load(&s, NULL, text, n, tok, strict, 0, 64, SH_SAMPLES_LINES, 0, &e), 0);
+  assert_true(s.n > s.skipped && s.skipped > 0);
+  sh_samples_free(&s);
+  refused("a.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"tools\": [{\"type\": \"function\"}]}\n", strict,
+          "no tools here");
+  sh_chat_free(strict);
+}
+
 static void a_failed_allocation_is_an_error(void **state) {
   (void)state;
   const char *text = "{\"text\": \"one\"}\n{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}\n";
@@ -252,6 +270,7 @@ int main(void) {
       cmocka_unit_test(files_are_taken_for_what_they_are),
       cmocka_unit_test(wrong_files_are_refused_with_their_line),
       cmocka_unit_test(without_a_template_the_program_s_text_is_its_plain_lines),
+      cmocka_unit_test(a_template_that_refuses_dialogues_leaves_those_of_the_program_out),
       cmocka_unit_test(a_failed_allocation_is_an_error),
   };
   return cmocka_run_group_tests_name("samples", tests, open_all, close_all);
