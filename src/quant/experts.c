@@ -152,7 +152,7 @@ static int list_readers(const ffn *f, sh_qreader *r, bool experts) {
 }
 
 /* The candidates' errors of one expert's gate and up, added to sum. */
-static int expert_errors(ffn *f, int expert, const float *cand, double *sum, sh_error *e) {
+static int expert_errors(ffn *f, int expert, const float *cand, int n_cand, double *sum, sh_error *e) {
   const sh_config *c = f->l->c;
   const sh_qmod *m = &f->l->mods[f->l->experts + 3 * expert];
   sh_qscaling sc = {.cols = c->hidden, .n_channels = c->hidden};
@@ -165,9 +165,24 @@ static int expert_errors(ffn *f, int expert, const float *cand, double *sum, sh_
   int readers = 0;
   for (int k = 0; k < 2; k++)
     if (m[k].quantize) r[readers++] = (sh_qreader){m[k].w, x, n, own / (double)n};
-  if (rc == 0) rc = sh_qscale_errors(&f->j->work, r, readers, &sc, &f->j->grid, cand, SH_QCANDS, err, e);
-  for (int i = 0; rc == 0 && i < SH_QCANDS; i++) sum[i] += err[i];
+  if (rc == 0) rc = sh_qscale_errors(&f->j->work, r, readers, &sc, &f->j->grid, cand, n_cand, err, e);
+  for (int i = 0; rc == 0 && i < n_cand; i++) sum[i] += err[i];
   sh_free(x);
+  return rc;
+}
+
+/* The same of all readers of the norm. */
+static int ffn_errors(void *ctx, const float *cand, int n_cand, double *sum, sh_error *e) {
+  ffn *f = ctx;
+  sh_qreader shared[8];
+  sh_qscaling sc = {.cols = f->l->c->hidden, .n_channels = f->l->c->hidden};
+  int n = list_readers(f, shared, false), rc = 0;
+  for (int i = 0; i < n_cand; i++) sum[i] = 0;
+  if (n) rc = sh_qscale_errors(&f->j->work, shared, n, &sc, &f->j->grid, cand, n_cand, sum, e);
+  for (int i = 0; rc == 0 && i < f->l->w->moe->n_experts; i++) {
+    if (f->j->o->stop && *f->j->o->stop) rc = sh_fail(e, SH_ERR_CANCELLED, "stopped; go on with --resume");
+    if (rc == 0) rc = expert_errors(f, i, cand, n_cand, sum, e);
+  }
   return rc;
 }
 
@@ -175,29 +190,17 @@ static int scale_ffn_norm(ffn *f, int *best, sh_error *e) {
   sh_qlayer *l = f->l;
   int64_t H = l->c->hidden;
   sh_qscaling sc = {.cols = H, .n_channels = H};
-  double sum[SH_QCANDS] = {0};
-  float *cand = NULL, *x = sh_arena_array(l->a, (size_t)H, sizeof *x), *w = sh_arena_array(l->a, (size_t)H, sizeof *w);
+  float *x = sh_arena_array(l->a, (size_t)H, 3 * sizeof *x), *w = x ? x + H : NULL, *s = x ? x + 2 * H : NULL;
   sh_qreader *r = sh_calloc((size_t)l->n_mods + 1, sizeof *r);
-  int rc = x && w && r ? 0 : sh_fail(e, SH_ERR_NOMEM, "out of memory for the scales of layer %d", l->number);
+  int rc = x && r ? 0 : sh_fail(e, SH_ERR_NOMEM, "out of memory for the scales of layer %d", l->number);
   *best = 0;
   int shared = rc == 0 ? list_readers(f, r, false) : 0, all = rc == 0 ? shared + list_readers(f, r + shared, true) : 0;
   if (rc == 0 && all) {
     sh_qsearch_means(f->site, &sc, x);
     rc = sh_qweight_means(&f->j->work, r, all, &sc, f->j->grid.group, w, e);
-    if (rc == 0) rc = sh_qsearch_candidates(x, w, H, &cand, e);
-    if (rc == 0 && shared) rc = sh_qscale_errors(&f->j->work, r, shared, &sc, &f->j->grid, cand, SH_QCANDS, sum, e);
-    for (int i = 0; rc == 0 && i < l->w->moe->n_experts; i++) {
-      if (f->j->o->stop && *f->j->o->stop) rc = sh_fail(e, SH_ERR_CANCELLED, "stopped");
-      if (rc == 0) rc = expert_errors(f, i, cand, sum, e);
-    }
-    for (int i = 1; rc == 0 && i < SH_QCANDS; i++)
-      if (sum[i] < sum[*best]) *best = i;
-    if (rc == 0 && *best) {
-      memcpy(x, cand + *best * H, (size_t)H * sizeof *x);
-      rc = sh_qlayer_fold_norm(l, SH_QIN_FFN, x, f->j->o->method == SH_QM_FOLD, e);
-    }
+    if (rc == 0) rc = sh_qsearch_best(x, w, H, ffn_errors, f, s, best, e);
+    if (rc == 0 && *best) rc = sh_qlayer_fold_norm(l, SH_QIN_FFN, s, f->j->o->method == SH_QM_FOLD, e);
   }
-  sh_free(cand);
   sh_free(r);
   return rc;
 }
@@ -275,7 +278,7 @@ int sh_qexperts(sh_qjob *j, sh_qlayer *l, const sh_qsite *site, const float *h, 
   for (int i = 0; rc == 0 && i < l->w->moe->n_experts; i++) {
     float *x = NULL;
     int64_t n = 0;
-    if (j->o->stop && *j->o->stop) rc = sh_fail(e, SH_ERR_CANCELLED, "stopped");
+    if (j->o->stop && *j->o->stop) rc = sh_fail(e, SH_ERR_CANCELLED, "stopped; go on with --resume");
     if (rc == 0) rc = gather(&f.r, i, h, l->c->hidden, tokens, SH_QJOB_EXPERT_TOKENS, &x, &n, e);
     if (rc == 0) rc = fit_ffn(&f, l->experts + 3 * i, l->experts + 3 * i + 1, l->experts + 3 * i + 2, x, n, name, e);
     sh_free(x);

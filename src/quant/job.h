@@ -13,7 +13,7 @@
 #include "quant/stream.h"
 
 enum {
-  SH_QJOB_ROWS = 1024,          /* sampled tokens that candidate scales are judged on */
+  SH_QJOB_ROWS = 512,           /* sampled tokens that candidate scales are judged on */
   SH_QJOB_EXPERT_ROWS = 256,    /* the same for one expert */
   SH_QJOB_EXPERT_TOKENS = 4096, /* most of the tokens routed to an expert that are looked at */
   SH_QJOB_EXPERT_MIN = 64,      /* an expert that saw fewer is given others too, spread over all */
@@ -35,6 +35,7 @@ typedef struct sh_qjob {
   sh_qgrid grid;
   sh_qselect select;
   sh_qstream *stream;  /* NULL: the method looks at no inputs */
+  int64_t rows;        /* sampled tokens of a layer's inputs: SH_QJOB_ROWS, fewer when memory is bounded */
   const char *dir;     /* for spill files */
   sh_qrecord *records; /* [n_records] of the layer at hand */
   int n_records, cap_records;
@@ -48,8 +49,11 @@ int sh_qjob_record(sh_qjob *j, const sh_qmod *m, const char *scale, double neare
 
 /* search.c: fills the codes of every quantized module of the layer (the streams' inputs are collected by running the layer). */
 int sh_qsearch_layer(sh_qjob *j, sh_qlayer *l, sh_error *e);
-/* Best of the candidate scales into s [n_channels]; *best its number (0: identity). err [SH_QCANDS] are the candidates' errors. */
-int sh_qsearch_candidates(const float *x, const float *w, int64_t n_channels, float **cand, sh_error *e);
+/* Errors of n candidate scales [n][n_channels]. */
+typedef int (*sh_qerrors_fn)(void *ctx, const float *cand, int n, double *err, sh_error *e);
+/* s [n_channels] := the best candidate for inputs of mean |x| and weights of mean w (per channel); *best its number (0: identity). Every
+ * second exponent is tried and then the best one's neighbours: a third fewer products than all of them, and the curve is smooth. */
+int sh_qsearch_best(const float *x, const float *w, int64_t n_channels, sh_qerrors_fn fn, void *ctx, float *s, int *best, sh_error *e);
 void sh_qsearch_name(int cand, char name[16]);
 /* Codes of module m, whose unscaled inputs are site's (NULL: rounding to nearest). factor: GPTQ's for the site, else NULL. */
 int sh_qsearch_fit(sh_qjob *j, sh_qmod *m, const sh_qsite *site, const sh_qfactor *factor, const char *scale, sh_error *e);

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 enum { STEP_TOKENS = 2048 };
+static const char TABLE[] = "quantize.csv";
 
 typedef struct run {
   sh_qjob j;
@@ -145,10 +146,11 @@ static int describe_job(const run *u, sh_buf *b, sh_error *e) {
   sh_sha_init(&h, SH_SHA256);
   for (int i = 0; o->calib && i < o->calib->n; i++) sh_sha_update(&h, o->calib->ids[i], (size_t)o->calib->len[i] * sizeof(int32_t));
   sh_sha_hex(&h, digest);
-  sh_buf_printf(
-      b, "quantize 1: method %d format %s bits %d group %lld zero_point %d pow2 %d int8_activations %d act_order %d damp %g seed %llu",
-      o->method, sh_qformat_name(o->format), o->bits, (long long)o->group, o->zero_point, o->pow2, o->int8_activations, o->act_order,
-      o->damp, (unsigned long long)o->seed);
+  sh_buf_printf(b,
+                "quantize 1: method %d format %s bits %d group %lld zero_point %d pow2 %d int8_activations %d act_order %d damp %g rows "
+                "%lld seed %llu",
+                o->method, sh_qformat_name(o->format), o->bits, (long long)o->group, o->zero_point, o->pow2, o->int8_activations,
+                o->act_order, o->damp, (long long)u->j.rows, (unsigned long long)o->seed);
   for (int i = 0; i < o->n_keep; i++) sh_buf_printf(b, " keep %s", o->keep[i]);
   sh_buf_printf(b, " tokens %.16s", digest);
   sh_ckpt_file f;
@@ -181,15 +183,25 @@ static int write_records(run *u, int layer, sh_error *e) {
   return rc;
 }
 
+/* The table of all records. A run that was killed while it finished may have removed them, but not before the table was written. */
 static int join_records(run *u, sh_buf *out, sh_error *e) {
-  sh_buf_puts(out, "module,scale,error_rtn,error,tokens\n");
-  int rc = 0;
-  for (int i = 0; rc == 0 && i < sh_model_config(u->j.m)->n_layers; i++) {
-    char *path = record_path(u, i), *text = NULL;
-    size_t len = 0;
-    rc = path ? sh_file_read(path, 64 << 20, &text, &len, e) : sh_fail(e, SH_ERR_NOMEM, "out of memory");
+  char *table = sh_path_join(sh_qwriter_dir(u->out), TABLE), *text = NULL;
+  size_t len = 0;
+  int rc = table ? 0 : sh_fail(e, SH_ERR_NOMEM, "out of memory");
+  if (rc == 0 && sh_file_exists(table)) {
+    rc = sh_file_read(table, 256 << 20, &text, &len, e);
     if (rc == 0) sh_buf_put(out, text, len);
     sh_free(text);
+    sh_free(table);
+    return rc == 0 && out->failed ? sh_fail(e, out->failed, "out of memory for the records") : rc;
+  }
+  sh_free(table);
+  sh_buf_puts(out, "module,scale,error_rtn,error,tokens\n");
+  for (int i = 0; rc == 0 && i < sh_model_config(u->j.m)->n_layers; i++) {
+    char *path = record_path(u, i);
+    rc = path ? sh_file_read(path, 64 << 20, &text, &len, e) : sh_fail(e, SH_ERR_NOMEM, "out of memory");
+    if (rc == 0) sh_buf_put(out, text, len);
+    if (rc == 0) sh_free(text);
     sh_free(path);
   }
   return rc == 0 && out->failed ? sh_fail(e, out->failed, "out of memory for the records") : rc;
@@ -354,7 +366,7 @@ static int finish(run *u, const char *path, sh_error *e) {
   }
   if (rc == 0) rc = write_card(u, path, &card, e);
   if (rc == 0) rc = join_records(u, &records, e);
-  sh_qfile extra = {"quantize.csv", records.p, records.len};
+  sh_qfile extra = {TABLE, records.p, records.len};
   if (rc == 0) rc = sh_qwriter_finish(u->out, config.p, card.p, &extra, 1, e);
   sh_buf_free(&config);
   sh_buf_free(&card);
@@ -362,10 +374,61 @@ static int finish(run *u, const char *path, sh_error *e) {
   return rc;
 }
 
+/* --- Memory */
+
+/* Most bytes that a layer needs at once, with `rows` sampled tokens: its source pages, statistics, scratch, codes and packed tensors, the
+ * calibration set's streams and a step of the model. */
+static int64_t need_for(const run *u, const sh_qlayer *l, int64_t rows) {
+  const sh_quantize_opts *o = u->j.o;
+  bool inputs = o->method != SH_QM_RTN && o->method != SH_QM_INT8, seen[SH_QINPUTS + 1] = {false};
+  int64_t source = 0, weights = 0, sites = 0, cols = 0, factor = 0, H = l->c->hidden;
+  for (int i = 0; i < l->n_mods; i++) {
+    const sh_qmod *m = &l->mods[i];
+    source += (int64_t)m->w->row_bytes * m->w->rows;
+    if (!m->quantize) continue;
+    weights += m->w->rows * m->w->cols;
+    cols = m->w->cols > cols ? m->w->cols : cols;
+    if (seen[m->input]) continue;
+    seen[m->input] = true;
+    sites += (int64_t)sh_qsite_bytes(m->w->cols, rows, sh_qjob_block(&u->j, m->w->cols));
+    int64_t squares = 3 * m->w->cols * m->w->cols * 4;
+    factor = o->method == SH_QM_GPTQ && squares > factor ? squares : factor;
+  }
+  int64_t made = weights + weights * o->bits / 8 + weights / 8;
+  int64_t scratch = (int64_t)u->j.work.n_workers * 4 * (SH_QROWS * (4 * cols + rows) + 32 * cols);
+  if (!inputs) return source + made + scratch;
+  int64_t tokens = o->calib->tokens, step = STEP_TOKENS > tokens ? tokens : STEP_TOKENS;
+  int64_t model = (int64_t)sh_model_scratch_bytes(u->j.m, (int)step, 1) + step * (int64_t)sh_model_kv_bytes_per_token(u->j.m, SH_KV_F32) +
+                  o->calib->n * (int64_t)sh_model_state_bytes(u->j.m);
+  int64_t experts = l->w->moe ? SH_QJOB_EXPERT_TOKENS * (2 * H + 3 * (int64_t)l->c->moe_ffn) * 4 : 0;
+  return source + made + scratch + sites + factor + model + experts + tokens * H * 4 * (l->w->moe ? 2 : 1) + (256 << 10) * 40;
+}
+
+/* Settles how many tokens are sampled: as many as the bound on memory leaves room for. */
+static int fit_memory(run *u, sh_error *e) {
+  const sh_config *c = sh_model_config(u->j.m);
+  int64_t limit = u->j.o->max_memory, most = 0;
+  for (u->j.rows = SH_QJOB_ROWS; u->j.rows >= SH_QJOB_ROWS / 4; u->j.rows /= 2) {
+    most = 0;
+    for (int i = 0; i < c->n_layers; i++) {
+      sh_qlayer l;
+      int rc = sh_qlayer_open(&l, i, c, &u->j.m->w.layers[i], u->ck, &u->j.select, e);
+      if (rc < 0) return rc;
+      int64_t need = need_for(u, &l, u->j.rows);
+      most = need > most ? need : most;
+      sh_qlayer_free(&l);
+    }
+    if (limit <= 0 || most <= limit) return 0;
+  }
+  char need[32], have[32];
+  return sh_fail(e, SH_ERR_LIMIT, "a layer needs about %s, --max-memory is %s; fewer --samples, fewer --threads%s",
+                 sh_format_size(most, need), sh_format_size(limit, have),
+                 u->j.o->method == SH_QM_GPTQ ? " or --method awq need less" : " or a larger bound are needed");
+}
+
 static int open_stream(run *u, sh_error *e) {
   const sh_quantize_opts *o = u->j.o;
   if (o->method == SH_QM_RTN || o->method == SH_QM_INT8) return 0;
-  if (!o->calib || o->calib->tokens < 1) return sh_fail(e, SH_ERR_ARG, "calibration tokens are missing");
   sh_qstream_opts so = {.dir = u->j.dir, .ids = o->calib->ids, .lens = o->calib->len, .n_seqs = o->calib->n, .step_tokens = STEP_TOKENS};
   return sh_qstream_new(&u->j.stream, u->j.m, u->be, &so, e);
 }
@@ -404,6 +467,9 @@ static int open_all(run *u, const char *path, sh_error *e) {
   u->part_bytes = sh_calloc((size_t)layers + 1, sizeof *u->part_bytes);
   if (!u->part_bytes) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
   rc = look_at_layers(u, e);
+  if (rc == 0 && o->calib == NULL && o->method != SH_QM_RTN && o->method != SH_QM_INT8)
+    rc = sh_fail(e, SH_ERR_ARG, "calibration tokens are missing");
+  if (rc == 0) rc = fit_memory(u, e);
   if (u->r->weights) u->r->bits_per_weight = u->code_bits / (double)u->r->weights;
   for (int i = 0; i < sh_ckpt_count(u->ck); i++)
     if (!in_layer(u, sh_ckpt_at(u->ck, i))) u->part_bytes[layers] += (int64_t)sh_ckpt_at(u->ck, i)->bytes;

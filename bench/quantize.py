@@ -1,0 +1,96 @@
+"""Quantizes a model in many ways and measures each: the tables of docs/quantization.md.
+
+    quantize.py MODEL OUT_DIR [--sheng PROGRAM] [--calib FILE] [--text FILE] [--tasks FILE] [--groups 128,64,32] [--only NAMES] [--samples N] [--windows N]
+
+MODEL: a Hugging Face folder. Folders that are in OUT_DIR already are measured again, not made again. Prints a table in markdown: size of the weights, bits per quantized weight, perplexity,
+KL(reference || quantized), equal first choices, tasks answered rightly, seconds and peak memory of the quantization. AWQ's KL is also given as a share of rounding to nearest's.
+"""
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+
+
+def variants(groups):
+    yield "INT8, a scale per row", ["--method", "int8"]
+    for g in groups:
+        yield f"RTN-4 g{g}", ["--method", "rtn", "--q_group_size", g]
+        yield f"GPTQ-4 g{g}", ["--method", "gptq", "--format", "gptq", "--zero_point", "true", "--q_group_size", g]
+        yield f"AWQ-4 g{g}", ["--method", "awq", "--q_group_size", g]
+        yield f"RTN-4 g{g} symmetric", ["--method", "rtn", "--q_group_size", g, "--zero_point", "false"]
+        yield f"AWQ-4 g{g} symmetric", ["--method", "awq", "--q_group_size", g, "--zero_point", "false"]
+        yield f"RTN-4 g{g} power of two", ["--method", "rtn", "--q_group_size", g, "--zero_point", "false", "--pow2-scales"]
+        yield f"AWQ-4 g{g} power of two", ["--method", "awq", "--q_group_size", g, "--zero_point", "false", "--pow2-scales"]
+
+
+def run(command):
+    r = subprocess.run(command, capture_output=True, text=True)
+    if r.returncode:
+        sys.exit(f"{' '.join(command)}: {r.stderr.strip()[-600:]}")
+    return r.stdout
+
+
+def weights(folder):
+    return sum(os.path.getsize(os.path.join(folder, f)) for f in os.listdir(folder) if f.endswith(".safetensors"))
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("model")
+    p.add_argument("out")
+    p.add_argument("--sheng", default="./sheng")
+    p.add_argument("--calib")
+    p.add_argument("--text")
+    p.add_argument("--tasks")
+    p.add_argument("--groups", default="128,64,32")
+    p.add_argument("--only", help="names of variants, separated by |, or parts of them")
+    p.add_argument("--samples", default="32", help="calibration sequences")
+    p.add_argument("--windows", default="0", help="windows of the text; 0: all")
+    a = p.parse_args()
+    os.makedirs(a.out, exist_ok=True)
+    log_file = os.path.join(a.out, "log.json")
+    log = json.load(open(log_file)) if os.path.exists(log_file) else {}
+    rows = []
+    for name, options in [("reference", None)] + list(variants(a.groups.split(","))):
+        if options is not None and a.only and not any(part in name for part in a.only.split("|")):
+            continue
+        folder = a.model if options is None else os.path.join(a.out, re.sub(r"[^a-z0-9]+", "-", name.lower()))
+        if options is not None and not os.path.exists(folder):
+            command = [a.sheng, "quantize", "--model-path", a.model, "--output-path", folder, "--samples", a.samples, "--resume", *options]
+            command += ["--calib-data", a.calib] if a.calib else ["--own-samples", "4"]
+            said = run(command)
+            m = re.search(r"at ([\d.]+) bits.*?; (\d+) s, at most ([\d.]+ \w+)", said)
+            log[name] = {"bits": m[1], "seconds": m[2], "memory": m[3]}
+            json.dump(log, open(log_file, "w"), indent=1)
+        result = os.path.join(a.out, os.path.basename(folder) + ".json")
+        command = [a.sheng, "eval", folder, "--exact", "--json", result, "--samples", a.windows, "--prompts", "8"]
+        command += ["--against", a.model] if options is not None else []
+        command += ["--text", a.text] if a.text else []
+        command += ["--tasks", a.tasks] if a.tasks else []
+        run(command)
+        rows.append((name, weights(folder), log.get(name, {}), json.load(open(result))))
+        print(f"{name} measured", file=sys.stderr, flush=True)
+    show(rows)
+
+
+def answered(result):
+    groups = result.get("tasks") or []
+    n = sum(g["questions"] for g in groups)
+    return f"{sum(g['right'] for g in groups)}/{n}" if n else ""
+
+
+def show(rows):
+    kl = {name: r["kl"]["mean"] for name, _, _, r in rows if r.get("kl")}
+    print("| weights | MB | bits | perplexity | KL mean | KL 99% | of RTN's | same first choice | tasks right | seconds | memory |\n|---|---|---|---|---|---|---|---|---|---|---|")
+    for name, size, log, r in rows:
+        k = r.get("kl")
+        rtn = re.sub(r"^(AWQ|GPTQ)", "RTN", name)
+        share = f"{kl[name] / kl[rtn]:.2f}" if k and rtn != name and rtn in kl else ""
+        right = answered(r)
+        print(f"| {name} | {size / 1e6:.1f} | {log.get('bits', '')} | {r['model']['perplexity']:.3f} | {k['mean']:.4f} | {k['p99']:.3f} | {share} | {r['top1_agreement'] * 100:.1f}% | {right} | {log.get('seconds', '')} | {log.get('memory', '')} |"
+              if k else f"| {name} | {size / 1e6:.1f} | | {r['model']['perplexity']:.3f} | | | | | {right} | | |")
+
+
+main()
