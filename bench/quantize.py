@@ -58,7 +58,7 @@ def main():
             continue
         folder = a.model if options is None else os.path.join(a.out, re.sub(r"[^a-z0-9]+", "-", name.lower()))
         if options is not None and not os.path.exists(folder):
-            command = [a.sheng, "quantize", "--model-path", a.model, "--output-path", folder, "--samples", a.samples, "--resume", *options]
+            command = [a.sheng, "quantize", "--model-path", a.model, "--output-path", folder, "--samples", a.samples, "--eval-samples", "0", "--resume", *options]
             command += ["--calib-data", a.calib] if a.calib else ["--own-samples", "4"]
             said = run(command)
             m = re.search(r"at ([\d.]+) bits.*?; (\d+) s, at most ([\d.]+ \w+)", said)
@@ -77,8 +77,8 @@ def main():
 
 def answered(result):
     groups = result.get("tasks") or []
-    n = sum(g["questions"] for g in groups)
-    return f"{sum(g['right'] for g in groups)}/{n}" if n else ""
+    n = sum(g["exact"]["n"] for g in groups)
+    return f"{sum(round(g['exact']['model'] * g['exact']['n']) for g in groups)}/{n}" if n else ""
 
 
 def show(rows):

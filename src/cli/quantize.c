@@ -3,12 +3,15 @@
  * Main thread. Ctrl-C and SIGTERM end the run at the next step; what is done stays in OUT.partial for --resume. */
 #include "cli/quantize.h"
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/pool.h"
 #include "base/text.h"
 #include "cli/cli.h"
 #include "quant/calib.h"
+#include "quant/eval.h"
 #include "quant/quantize.h"
+#include "quant/report.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -18,7 +21,8 @@
 typedef struct quantize_opts {
   const char *in, *out, *calib, *method, *format, *zero_point, *cpu;
   sh_strlist keep;
-  int64_t bits, group, samples, seq_len, own, max_memory, seed, threads;
+  int64_t bits, group, samples, seq_len, own, max_memory, seed, threads, windows;
+  const char *text;
   double damp;
   bool pow2, resume, act_order;
 } quantize_opts;
@@ -34,7 +38,8 @@ static const quantize_opts DEFAULTS = {.method = "awq",
                                        .own = 16,
                                        .seed = 1,
                                        .damp = 0.01,
-                                       .act_order = true};
+                                       .act_order = true,
+                                       .windows = 16};
 
 #define AT(field) offsetof(quantize_opts, field)
 static const sh_opt TABLE[] = {
@@ -68,6 +73,10 @@ static const sh_opt TABLE[] = {
      "Of them, how many the model writes itself (without --calib-data)."},
     {"seed", NULL, SH_OPT_INT, AT(seed), 0, 1e15, NULL, NULL, "Calibration", "N",
      "Of the choice and order of texts, and of the model's own answers."},
+    {"eval-samples", NULL, SH_OPT_INT, AT(windows), 0, 1 << 20, NULL, NULL, "Report", "N",
+     "Windows of a text over which the result is compared with IN at the end, into OUT/eval.json and OUT/report.html; 0 is none."},
+    {"eval-text", NULL, SH_OPT_STR, AT(text), 0, 0, NULL, NULL, "Report", "FILE",
+     "That text, as for `sheng eval --text`; without it one in the program."},
     {"max-memory", NULL, SH_OPT_SIZE, AT(max_memory), 0, 0, NULL, NULL, "Computation", "SIZE",
      "Refuse what would take more; 0 is no bound."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, NULL, "Computation", "N", "Threads; 0 is every usable core."},
@@ -156,6 +165,43 @@ static int run(const quantize_opts *o, const char *in, sh_quantize_opts *q, sh_q
   return rc;
 }
 
+/* --- The report: what was made against what it was made of. */
+
+static int put(const char *dir, const char *name, const sh_buf *b, sh_error *e) {
+  char *path = sh_path_join(dir, name);
+  int rc = !path || b->failed ? sh_fail(e, SH_ERR_NOMEM, "out of memory for %s", name) : sh_file_write_atomic(path, b->p, b->len, e);
+  sh_free(path);
+  return rc;
+}
+
+static int report(const quantize_opts *o, const char *in, sh_error *e) {
+  sh_eval r = {0};
+  sh_eval_opts eo = {.model = o->out,
+                     .against = in,
+                     .text = o->text,
+                     .samples = (int)o->windows,
+                     .prompts = 4,
+                     .exact = true,
+                     .threads = (int)o->threads,
+                     .cpu = o->cpu,
+                     .cache_dir = ""};
+  sh_buf b;
+  sh_buf_init(&b, 64 << 20);
+  int rc = sh_eval_run(&r, &eo, e);
+  if (rc == 0) sh_eval_write_json(&r, &b);
+  if (rc == 0) rc = put(o->out, "eval.json", &b, e);
+  sh_buf_reset(&b);
+  if (rc == 0) sh_report_html(&r, NULL, 0, &b);
+  if (rc == 0) rc = put(o->out, "report.html", &b, e);
+  if (rc == 0)
+    printf("against the original, over %lld tokens: perplexity %.4g (%.4g), KL divergence %.4g, same most likely token %.1f %%; see "
+           "%s/report.html\n",
+           (long long)r.scored, r.model.ppl, r.ref.ppl, r.kl_mean, 100 * r.top1, o->out);
+  sh_buf_free(&b);
+  sh_eval_free(&r);
+  return rc < 0 ? sh_fail_in(e, rc, "%s is complete, but its report was not made", o->out) : 0;
+}
+
 void sh_cmd_quantize_options(const sh_opt **table, const void **defaults) {
   *table = TABLE;
   *defaults = &DEFAULTS;
@@ -209,6 +255,8 @@ int sh_cmd_quantize(int argc, char **argv) {
   char bytes[32], peak[32];
   printf("%s: %d modules at %.3f bits per weight, %s in all; %.0f s, at most %s of memory\n", o.out, r.n_modules, r.bits_per_weight,
          sh_format_size(r.bytes, bytes), r.seconds, sh_format_size(r.peak_bytes, peak));
+  fflush(stdout);
+  if (o.windows > 0 && report(&o, in, &e) < 0) status = sh_cli_fail("quantize", &e, false);
 end:
   if (o.keep.private_cap > 0) sh_free((void *)o.keep.v);
   sh_free(in);
