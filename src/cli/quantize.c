@@ -255,6 +255,7 @@ int sh_cmd_quantize(int argc, char **argv) {
   char bytes[32], peak[32];
   printf("%s: %d modules at %.3f bits per weight, %s in all; %.0f s, at most %s of memory\n", o.out, r.n_modules, r.bits_per_weight,
          sh_format_size(r.bytes, bytes), r.seconds, sh_format_size(r.peak_bytes, peak));
+  if (r.search_gflops > 0) printf("scale searches: %.0f GFLOP/s\n", r.search_gflops);
   fflush(stdout);
   if (o.windows > 0 && report(&o, in, &e) < 0) status = sh_cli_fail("quantize", &e, false);
 end:

@@ -166,7 +166,10 @@ int sh_qscale_errors(sh_qwork *k, const sh_qreader *r, int n, const sh_qscaling 
   if (rc < 0) return rc;
   scale_job j = {k, r, sc, g, cand, n_cand, sh_calloc((size_t)items * (size_t)n_cand + 1, sizeof(double))};
   if (!j.err) return sh_fail(e, SH_ERR_NOMEM, "out of memory for the errors of %d scales", n_cand);
+  int64_t began = sh_now_ns();
   sh_pool_run(k->pool, scale_item, &j, items);
+  k->seconds += (double)(sh_now_ns() - began) * 1e-9;
+  for (int i = 0; i < n; i++) k->flops += 2.0 * (double)(r[i].w->rows * sc->cols) * (double)r[i].n_rows * n_cand;
   for (int q = 0; q < n_cand; q++) {
     err[q] = 0;
     for (int i = 0; i < items; i++) err[q] += j.err[i * n_cand + q];

@@ -511,6 +511,7 @@ int sh_quantize(const char *path, const sh_quantize_opts *o, sh_quantize_result 
   if (rc == 0) rc = finish(&u, path, e);
   note_peak(&u);
   r->seconds = (double)(sh_now_ns() - u.began) * 1e-9;
+  if (u.j.work.seconds > 0) r->search_gflops = u.j.work.flops / u.j.work.seconds * 1e-9;
   sh_buf_free(&job);
   close_all(&u);
   return rc;

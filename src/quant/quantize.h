@@ -44,7 +44,8 @@ typedef struct sh_quantize_result {
   int64_t bytes;          /* of all tensors written */
   double bits_per_weight; /* of the quantized modules, scales and zero points included */
   double seconds;
-  int64_t peak_bytes; /* resident set, the largest seen after a layer */
+  double search_gflops; /* GFLOP/s of the scale searches, rounding included; 0: none */
+  int64_t peak_bytes;   /* resident set, the largest seen after a layer */
 } sh_quantize_result;
 
 /* path: a Hugging Face folder with bf16, f16 or f32 weights. */

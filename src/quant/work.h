@@ -14,6 +14,7 @@ typedef struct sh_qwork {
   int n_workers;
   float **scratch;       /* [n_workers] of scratch_floats, 64-byte aligned */
   size_t scratch_floats; /* private: grows by sh_qwork_need */
+  double flops, seconds; /* of the scale searches so far: of their matrix products, and all the time they took */
 } sh_qwork;
 
 /* threads 0: every usable core; cpu as in sh_kernels_init. Free with sh_qwork_free, which accepts a zeroed struct. */
