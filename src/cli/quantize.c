@@ -20,7 +20,7 @@
 
 typedef struct quantize_opts {
   const char *in, *out, *calib, *method, *format, *zero_point, *cpu;
-  sh_strlist keep;
+  sh_strlist keep, also;
   int64_t bits, group, samples, seq_len, own, max_memory, seed, threads, windows;
   const char *text;
   double damp;
@@ -61,6 +61,8 @@ static const sh_opt TABLE[] = {
      "Layout of the folder; auto is gptq for --method gptq, compressed-tensors for int8, 8 bits and whole rows, else awq."},
     {"keep", NULL, SH_OPT_LIST, AT(keep), 0, 0, NULL, NULL, "Method", "PATTERN",
      "Modules to leave as they are: a part of the name between dots, or a shell pattern on all of it; repeatable."},
+    {"also", NULL, SH_OPT_LIST, AT(also), 0, 0, NULL, NULL, "Method", "PATTERN",
+     "Modules to quantize that usually stay: lm_head, mtp, in_proj_a, ...; those outside the layers by rounding to nearest; repeatable."},
     {"act-order", NULL, SH_OPT_FLAG, AT(act_order), 0, 0, NULL, NULL, "Method", NULL,
      "gptq: round columns in the order of what they carry; groups stay where they are."},
     {"damp", NULL, SH_OPT_FLOAT, AT(damp), 0.0001, 1, NULL, NULL, "Method", "SHARE",
@@ -225,6 +227,8 @@ int sh_cmd_quantize(int argc, char **argv) {
   sh_quantize_opts q = {.out = o.out,
                         .keep = o.keep.v,
                         .n_keep = o.keep.n,
+                        .also = o.also.v,
+                        .n_also = o.also.n,
                         .max_memory = o.max_memory,
                         .seed = (uint64_t)o.seed,
                         .resume = o.resume,
@@ -260,6 +264,7 @@ int sh_cmd_quantize(int argc, char **argv) {
   if (o.windows > 0 && report(&o, in, &e) < 0) status = sh_cli_fail("quantize", &e, false);
 end:
   if (o.keep.private_cap > 0) sh_free((void *)o.keep.v);
+  if (o.also.private_cap > 0) sh_free((void *)o.also.v);
   sh_free(in);
   return status;
 }

@@ -263,7 +263,13 @@ static int fit_shared(ffn *f, const char *scale, sh_error *e) {
     if (l->mods[i].w == &l->w->moe->shared_down) down = i;
   }
   if (gate < 0 || down < 0 || l->shared_up < 0) return 0;
-  return fit_ffn(f, gate, l->shared_up, down, f->site->rows, f->site->n_rows, scale, e);
+  int64_t H = l->c->hidden, n = f->tokens < SH_QJOB_EXPERT_TOKENS ? f->tokens : SH_QJOB_EXPERT_TOKENS;
+  float *x = sh_malloc((size_t)(n * H) * sizeof *x);
+  if (!x) return sh_fail(e, SH_ERR_NOMEM, "out of memory for the inputs of the shared expert");
+  for (int64_t i = 0; i < n; i++) memcpy(x + i * H, f->h + i * f->tokens / n * H, (size_t)H * sizeof *x);
+  int rc = fit_ffn(f, gate, l->shared_up, down, x, n, scale, e);
+  sh_free(x);
+  return rc;
 }
 
 int sh_qexperts(sh_qjob *j, sh_qlayer *l, const sh_qsite *site, const float *h, int64_t tokens, sh_error *e) {

@@ -20,17 +20,21 @@ enum { ARENA_MAX = 1 << 30 };
 
 /* --- Selection */
 
-bool sh_qselect_keeps(const sh_qselect *s, const char *name) {
-  for (int i = 0; i < s->n_keep; i++) {
-    const char *p = s->keep[i];
+static bool matches(const char *const *patterns, int n, const char *name) {
+  for (int i = 0; i < n; i++) {
+    const char *p = patterns[i];
     if (fnmatch(p, name, 0) == 0) return true;
-    size_t n = strlen(p);
-    for (const char *at = strstr(name, p); n && at; at = strstr(at + 1, p)) {
-      bool begins = at == name || at[-1] == '.', ends = at[n] == 0 || at[n] == '.';
+    size_t len = strlen(p);
+    for (const char *at = strstr(name, p); len && at; at = strstr(at + 1, p)) {
+      bool begins = at == name || at[-1] == '.', ends = at[len] == 0 || at[len] == '.';
       if (begins && ends) return true;
     }
   }
   return false;
+}
+
+bool sh_qselect_takes(const sh_qselect *s, const char *name, bool usually) {
+  return (usually || matches(s->also, s->n_also, name)) && !matches(s->keep, s->n_keep, name);
 }
 
 /* --- The modules */
@@ -46,7 +50,7 @@ static int add(sh_qlayer *l, const sh_wview *w, const char *rest, sh_qinput inpu
   m->t = sh_ckpt_find(l->ck, w->name);
   m->part = m->t && m->t->n_dims == 3;
   m->input = input;
-  m->quantize = quantize && !sh_qselect_keeps(s, m->name);
+  m->quantize = sh_qselect_takes(s, m->name, quantize);
   return l->n_mods++;
 }
 

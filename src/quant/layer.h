@@ -50,12 +50,15 @@ typedef struct sh_qlayer {
 } sh_qlayer;
 
 /* What is quantized of a layer: every linear module but routers, in_proj_a, in_proj_b, the shared expert's switch, and those whose name
- * matches a pattern of keep (shell patterns on the module's name or a part of it between dots). */
+ * matches a pattern of keep; of those, what matches one of `also` is quantized too. Patterns are shell patterns on the whole name, or parts
+ * of it between dots. */
 typedef struct sh_qselect {
   const char *const *keep;
   int n_keep;
+  const char *const *also;
+  int n_also;
 } sh_qselect;
-bool sh_qselect_keeps(const sh_qselect *s, const char *name);
+bool sh_qselect_takes(const sh_qselect *s, const char *name, bool usually);
 
 /* Free with sh_qlayer_free, which accepts a zeroed struct. */
 int sh_qlayer_open(sh_qlayer *l, int number, const sh_config *c, const sh_w_layer *w, const sh_ckpt *ck, const sh_qselect *s, sh_error *e);

@@ -91,19 +91,41 @@ static int check_module(run *u, const sh_qmod *m, sh_error *e) {
   return rc;
 }
 
-/* Modules outside the layers are named as left alone: the head, the MTP layer, the vision tower. */
-static int ignore_rest(run *u, sh_error *e) {
+/* The module name of a linear matrix outside the layers (the head, the MTP layer); false for all else. The embedding stays: it is looked
+ * up, not multiplied. */
+static bool rest_module(const sh_ftensor *t, char name[192]) {
+  size_t n = strlen(t->name), end = strlen(".weight");
+  if (t->n_dims != 2 || n <= end || n - end >= 192 || strcmp(t->name + n - end, ".weight") != 0) return false;
+  if (!strstr(t->name, "lm_head") && strncmp(t->name, "mtp.", 4) != 0 && !strstr(t->name, "visual.")) return false;
+  snprintf(name, 192, "%.*s", (int)(n - end), t->name);
+  return true;
+}
+
+static bool rest_taken(const run *u, const sh_ftensor *t, char name[192]) {
+  return rest_module(t, name) && !strstr(name, "visual.") && sh_qselect_takes(&u->j.select, name, false);
+}
+
+static sh_wview view_of(const sh_ftensor *t) {
+  size_t row = t->bytes / (size_t)(t->dims[0] ? t->dims[0] : 1);
+  return (sh_wview){.type = t->type, .rows = t->dims[0], .cols = t->dims[1], .data = t->data, .row_bytes = row, .name = t->name};
+}
+
+/* Modules outside the layers: what was asked for is checked, the others are named as left alone. */
+static int look_at_rest(run *u, sh_error *e) {
   int rc = 0;
   for (int i = 0; rc == 0 && i < sh_ckpt_count(u->ck); i++) {
     const sh_ftensor *t = sh_ckpt_at(u->ck, i);
-    char name[256];
-    snprintf(name, sizeof name, "%s", t->name);
-    char *end = strlen(name) > 7 ? name + strlen(name) - 7 : NULL;
-    bool rest =
-        strncmp(t->name, "mtp.", 4) == 0 || strstr(t->name, "visual.") || strstr(t->name, "lm_head") || strstr(t->name, "embed_tokens");
-    if (!rest || t->n_dims != 2 || !end || strcmp(end, ".weight") != 0) continue;
-    *end = 0;
-    rc = ignore(u, name, e);
+    sh_qmod m = {.t = t, .quantize = true};
+    if (rest_taken(u, t, m.name)) {
+      sh_wview v = view_of(t);
+      m.w = &v;
+      rc = check_module(u, &m, e);
+    } else if (rest_module(t, m.name)) {
+      rc = ignore(u, m.name, e);
+    } else if (strstr(t->name, "embed_tokens.weight")) {
+      snprintf(m.name, sizeof m.name, "%.*s", (int)(strlen(t->name) - strlen(".weight")), t->name);
+      rc = ignore(u, m.name, e);
+    }
   }
   return rc;
 }
@@ -125,7 +147,7 @@ static int look_at_layers(run *u, sh_error *e) {
     u->part_bytes[i] = (int64_t)(bits / 8) + whole + 65536;
     sh_qlayer_free(&l);
   }
-  if (rc == 0) rc = ignore_rest(u, e);
+  if (rc == 0) rc = look_at_rest(u, e);
   if (rc == 0 && u->r->n_modules == 0) rc = sh_fail(e, SH_ERR_ARG, "nothing is left to quantize: every module matches a pattern of --keep");
   return rc;
 }
@@ -152,6 +174,7 @@ static int describe_job(const run *u, sh_buf *b, sh_error *e) {
                 o->method, sh_qformat_name(o->format), o->bits, (long long)o->group, o->zero_point, o->pow2, o->int8_activations,
                 o->act_order, o->damp, (long long)u->j.rows, (unsigned long long)o->seed);
   for (int i = 0; i < o->n_keep; i++) sh_buf_printf(b, " keep %s", o->keep[i]);
+  for (int i = 0; i < o->n_also; i++) sh_buf_printf(b, " also %s", o->also[i]);
   sh_buf_printf(b, " tokens %.16s", digest);
   sh_ckpt_file f;
   for (int i = 0; sh_ckpt_file_at(u->ck, i, &f); i++) sh_buf_printf(b, " %s %zu", f.name, f.bytes);
@@ -290,14 +313,34 @@ static int catch_up(run *u, int layer, sh_error *e) {
   return rc;
 }
 
+/* A matrix outside the layers, rounded to nearest: nothing is calibrated there. */
+static int round_rest(run *u, const sh_ftensor *t, const char *name, sh_arena *a, sh_ftensor *out, int *n, sh_error *e) {
+  sh_wview v = view_of(t);
+  sh_qfit f = {.w = &v};
+  sh_qcodes codes;
+  int made = 0;
+  int rc = sh_qfit_matrix(&u->j.work, &f, &u->j.grid, &codes, e);
+  if (rc == 0) rc = sh_qpack(&codes, &u->scheme, name, a, out + *n, &made, e);
+  if (rc == 0) *n += made;
+  sh_qcodes_free(&codes);
+  return rc;
+}
+
 static int do_rest(run *u, sh_error *e) {
-  int n = 0, total = sh_ckpt_count(u->ck);
-  sh_ftensor *t = sh_calloc((size_t)total + 1, sizeof *t);
-  if (!t) return sh_fail(e, SH_ERR_NOMEM, "out of memory for a list of %d tensors", total);
-  for (int i = 0; i < total; i++)
-    if (!in_layer(u, sh_ckpt_at(u->ck, i))) t[n++] = *sh_ckpt_at(u->ck, i);
+  int n = 0, total = sh_ckpt_count(u->ck), rc = 0;
+  sh_ftensor *t = sh_calloc((size_t)total * SH_QPACK_MAX + 1, sizeof *t);
+  sh_arena *a = sh_arena_new((size_t)1 << 40);
+  if (!t || !a) rc = sh_fail(e, SH_ERR_NOMEM, "out of memory for a list of %d tensors", total);
+  for (int i = 0; rc == 0 && i < total; i++) {
+    const sh_ftensor *s = sh_ckpt_at(u->ck, i);
+    char name[192];
+    if (in_layer(u, s)) continue;
+    if (u->j.o->method != SH_QM_FOLD && rest_taken(u, s, name)) rc = round_rest(u, s, name, a, t, &n, e);
+    else t[n++] = *s;
+  }
   for (int i = 0; i < n; i++) u->r->bytes += (int64_t)t[i].bytes;
-  int rc = sh_qwriter_put(u->out, sh_model_config(u->j.m)->n_layers, t, n, e);
+  if (rc == 0) rc = sh_qwriter_put(u->out, sh_model_config(u->j.m)->n_layers, t, n, e);
+  sh_arena_free(a);
   sh_free(t);
   return rc;
 }
@@ -343,6 +386,9 @@ static int write_card(const run *u, const char *path, sh_buf *b, sh_error *e) {
   if (o->n_keep) sh_buf_puts(b, "Left as they were on request:");
   for (int i = 0; i < o->n_keep; i++) sh_buf_printf(b, " `%s`", o->keep[i]);
   sh_buf_puts(b, o->n_keep ? "\n" : "");
+  if (o->n_also) sh_buf_puts(b, "Quantized on request:");
+  for (int i = 0; i < o->n_also; i++) sh_buf_printf(b, " `%s`", o->also[i]);
+  sh_buf_puts(b, o->n_also ? "\n" : "");
   sh_buf_puts(b, "\nquantize.csv has, for every module, how its inputs were scaled and the output error relative to the output (of "
                  "rounding to nearest, and of what was written).\n");
   return b->failed ? sh_fail(e, b->failed, "out of memory for the model card") : 0;
@@ -438,7 +484,7 @@ static void set_up(run *u, const sh_quantize_opts *o, sh_quantize_result *r) {
   u->r = r;
   u->began = sh_now_ns();
   u->j.o = o;
-  u->j.select = (sh_qselect){o->keep, o->n_keep};
+  u->j.select = (sh_qselect){o->keep, o->n_keep, o->also, o->n_also};
   u->scheme = (sh_qscheme){.format = o->format,
                            .bits = o->bits,
                            .group = o->group > 0 ? o->group : -1,

@@ -24,6 +24,8 @@ typedef struct sh_quantize_opts {
   bool int8_activations;   /* the config asks for int8 activations (INT8) */
   const char *const *keep; /* [n_keep] patterns of modules that stay as they are */
   int n_keep;
+  const char *const *also; /* [n_also] patterns of modules to quantize that usually stay: lm_head, mtp, in_proj_a, gate, ... */
+  int n_also;
   const sh_samples *calib; /* tokens to calibrate with; NULL for RTN and INT8 */
   const char *calib_says;  /* for the card: where they come from */
   int64_t max_memory;      /* bytes; 0: no bound */

@@ -296,6 +296,52 @@ static void killed_at_twenty_points_it_goes_on_to_the_same_bytes(void **state) {
   sh_samples_free(&s);
 }
 
+/* --- What is taken and what stays */
+
+static bool has(const sh_ckpt *c, const char *name) { return sh_ckpt_find(c, name) != NULL; }
+
+static void patterns_say_what_stays_and_what_is_taken_too(void **state) {
+  (void)state;
+  const char *source = GOLDEN "models/moe-real-fused", *keep[] = {"mlp.experts.1.up_proj", "*layers.0.linear_attn.out_proj"},
+             *also[] = {"lm_head"};
+  char out[512];
+  snprintf(out, sizeof out, "%s", in_temp("patterns"));
+  sh_quantize_opts o = options(out, SH_QM_RTN, NULL);
+  o.keep = keep;
+  o.n_keep = 2;
+  o.also = also;
+  o.n_also = 1;
+  quantize(source, &o);
+  sh_error e = {0};
+  sh_ckpt *a, *b;
+  rig_ok(sh_ckpt_open(&a, out, 0, &e), &e);
+  rig_ok(sh_ckpt_open(&b, source, 0, &e), &e);
+  const char *p = "model.language_model.layers.0.";
+  char name[2][192];
+  snprintf(name[0], sizeof name[0], "%slinear_attn.out_proj.weight", p);
+  const sh_ftensor *x = sh_ckpt_find(a, name[0]), *y = sh_ckpt_find(b, name[0]);
+  assert_non_null(x);
+  assert_memory_equal(x->data, y->data, y->bytes);
+  /* one expert's half of a fused tensor: it becomes a tensor of its own */
+  snprintf(name[0], sizeof name[0], "%smlp.experts.1.up_proj.weight", p);
+  snprintf(name[1], sizeof name[1], "%smlp.experts.gate_up_proj", p);
+  x = sh_ckpt_find(a, name[0]);
+  y = sh_ckpt_find(b, name[1]);
+  assert_non_null(x);
+  assert_false(has(a, name[1]));
+  size_t half = y->bytes / (size_t)y->dims[0] / 2;
+  assert_memory_equal(x->data, y->data + 3 * half, half);
+  snprintf(name[0], sizeof name[0], "%smlp.experts.0.up_proj.weight_packed", p);
+  assert_true(has(a, name[0]));
+  assert_true(has(a, "lm_head.weight_packed") && !has(a, "lm_head.weight"));
+  sh_ckpt_close(a);
+  sh_ckpt_close(b);
+  int n;
+  float *logits = logits_of(out, &n);
+  for (int i = 0; i < n; i++) assert_true(isfinite(logits[i]));
+  sh_free(logits);
+}
+
 /* --- What is refused */
 
 static void refused(const char *source, const sh_quantize_opts *o, int code, const char *says) {
@@ -364,6 +410,7 @@ int main(void) {
       cmocka_unit_test(no_module_ends_worse_than_rounding_to_nearest),
       cmocka_unit_test(threads_change_no_byte),
       cmocka_unit_test(killed_at_twenty_points_it_goes_on_to_the_same_bytes),
+      cmocka_unit_test(patterns_say_what_stays_and_what_is_taken_too),
       cmocka_unit_test(what_cannot_be_done_is_said),
   };
   return cmocka_run_group_tests(tests, make_temp_dir, remove_temp_dir);
