@@ -216,7 +216,15 @@ static void group_cols(const sh_wview *w, int64_t row, int64_t group, int64_t k0
     for (int64_t i = 0; i < n; i++) out[i] = sh_f8_e4m3_to_f32(p[k0 + i]) * s;
     return;
   }
-  int zero = w->zeros ? w->zeros[(size_t)row * w->zero_row_bytes + (size_t)group] : 8;
+  if (w->type == SH_I8) {
+    for (int64_t i = 0; i < n; i++) out[i] = (float)(int8_t)p[k0 + i] * s;
+    return;
+  }
+  int zero = w->zeros ? w->zeros[(size_t)row * w->zero_row_bytes + (size_t)group] : w->type == SH_U8 ? 128 : 8;
+  if (w->type == SH_U8) {
+    for (int64_t i = 0; i < n; i++) out[i] = (float)(p[k0 + i] - zero) * s;
+    return;
+  }
   for (int64_t i = 0; i < n; i++) {
     int byte = p[(k0 + i) / 2], q = (k0 + i) & 1 ? byte >> 4 : byte & 15;
     out[i] = (float)(q - zero) * s;
@@ -224,7 +232,7 @@ static void group_cols(const sh_wview *w, int64_t row, int64_t group, int64_t k0
 }
 
 void sh_dequant_cols(const sh_wview *w, int64_t row, int64_t k0, int64_t n, float *out) {
-  if (w->type != SH_I4 && w->type != SH_F8_E4M3) {
+  if (!sh_dtype_has_groups(w->type)) {
     sh_dequant(w->type, w->data + (size_t)row * w->row_bytes + k0 / sh_dtype_block(w->type) * sh_dtype_block_bytes(w->type), n, out);
     return;
   }

@@ -5,7 +5,7 @@
 
 #include "formats/tensor.h"
 
-/* Types whose weights need nothing but their bytes: F32, F16, BF16 and the GGUF blocks. SH_I4 and SH_F8_E4M3 need the scales of a view. */
+/* Types whose weights need nothing but their bytes: F32, F16, BF16 and the GGUF blocks. Those with groups need the scales of a view. */
 bool sh_dequant_supported(sh_dtype t);
 /* out[cols], in the order of the inputs (perm undone). The view was checked when it was bound: row in range, cols a multiple of the block.
  */

@@ -71,7 +71,7 @@ static bool flag_of(reader *r, const sh_json *v, const char *key, bool def) {
   return v->b;
 }
 
-/* --- What all int4 methods share */
+/* --- What all methods with integers share */
 
 /* A group size that modules may have: -1 is a whole row. */
 static void allow_size(reader *r, int64_t g) {
@@ -93,7 +93,13 @@ static void allow_group(reader *r, const sh_json *v, const char *key) {
   allow_size(r, g ? g : -1);
 }
 
-static void want_4_bits(reader *r, const sh_json *v, const char *method) {
+static void allow_bits(reader *r, int64_t bits) {
+  if (bits == 4) r->q->int4 = true;
+  if (bits == 8) r->q->int8 = true;
+}
+
+/* most: 4, or 8 where 8 bits are read as well. */
+static void want_bits(reader *r, const sh_json *v, const char *method, int most) {
   if (!v) {
     wrong(r, "bits", "is missing");
     return;
@@ -101,31 +107,35 @@ static void want_4_bits(reader *r, const sh_json *v, const char *method) {
   int64_t bits = whole_of(r, v, "bits", 4, 1, 64);
   char what[64];
   snprintf(what, sizeof what, "%lld-bit %s", (long long)bits, method);
-  if (bits != 4) refuse(r, what, bits > 4 ? USE_8BIT : USE_4BIT);
+  if (bits != 4 && bits != most) refuse(r, what, bits > 4 ? USE_8BIT : USE_4BIT);
+  allow_bits(r, bits);
 }
 
-/* Group sizes of rules by module: an object of objects, in which "group_size" may stand. */
-static void allow_groups_of_rules(reader *r, const char *key) {
+/* Rules by module: an object of objects, in which "group_size" and "bits" may stand. */
+static void allow_rules(reader *r, const char *key) {
   const sh_json *v = present(r->c, key);
   if (!v || r->rc) return;
   if (!sh_json_is(v, SH_JSON_OBJECT)) {
     wrong(r, key, "is not an object");
     return;
   }
-  for (size_t i = 0; i < v->len && !r->rc; i++) allow_group(r, present(&v->members[i].value, "group_size"), "group_size");
+  for (size_t i = 0; i < v->len && !r->rc; i++) {
+    const sh_json *rule = &v->members[i].value;
+    allow_group(r, present(rule, "group_size"), "group_size");
+    if (r->q->method == SH_QUANT_GPTQ) allow_bits(r, whole_of(r, present(rule, "bits"), "bits", 0, 0, 64));
+  }
 }
 
 /* --- AutoAWQ, also as GPTQModel writes it */
 
 static void read_awq(reader *r) {
   r->q->method = SH_QUANT_AWQ;
-  r->q->int4 = true;
   const sh_json *v = either(r->c, "version", "checkpoint_format");
   const char *version = text_of(r, v ? v : present(r->c, "format"), "version", "gemm");
   char what[96];
   snprintf(what, sizeof what, "AWQ in the layout %.60s", version);
   if (strcasecmp(version, "gemm")) refuse(r, what, "use a folder of version gemm");
-  want_4_bits(r, either(r->c, "bits", "w_bit"), "AWQ");
+  want_bits(r, either(r->c, "bits", "w_bit"), "AWQ", 4);
   allow_group(r, either(r->c, "group_size", "q_group_size"), "group_size");
 }
 
@@ -133,7 +143,6 @@ static void read_awq(reader *r) {
 
 static void read_gptq(reader *r) {
   r->q->method = SH_QUANT_GPTQ;
-  r->q->int4 = true;
   const char *format = text_of(r, either(r->c, "checkpoint_format", "format"), "checkpoint_format", "gptq");
   if (flag_of(r, present(r->c, "is_marlin_format"), "is_marlin_format", false)) format = "marlin";
   char what[96];
@@ -143,9 +152,9 @@ static void read_gptq(reader *r) {
   const char *word = text_of(r, present(r->c, "pack_dtype"), "pack_dtype", "int32");
   snprintf(what, sizeof what, "GPTQ packed in %.60s", word);
   if (strcmp(word, "int32")) refuse(r, what, "use a folder with pack_dtype int32");
-  want_4_bits(r, present(r->c, "bits"), "GPTQ");
+  want_bits(r, present(r->c, "bits"), "GPTQ", 8);
   allow_group(r, present(r->c, "group_size"), "group_size");
-  allow_groups_of_rules(r, "dynamic");
+  allow_rules(r, "dynamic");
 }
 
 /* One quantizer, several packings: the part behind the colon names the layout. */
@@ -164,10 +173,9 @@ static void read_auto_round(reader *r) {
     snprintf(what, sizeof what, "AutoRound's packing_format %.60s", packing);
     refuse(r, what, "use a folder with packing_format auto_round:auto_gptq or auto_round:auto_awq");
   }
-  r->q->int4 = true;
-  want_4_bits(r, present(r->c, "bits"), "AutoRound");
+  want_bits(r, present(r->c, "bits"), "AutoRound", r->q->method == SH_QUANT_GPTQ ? 8 : 4);
   allow_group(r, present(r->c, "group_size"), "group_size");
-  allow_groups_of_rules(r, "extra_config");
+  allow_rules(r, "extra_config");
 }
 
 /* --- FP8 */
@@ -207,10 +215,10 @@ static void check_format(reader *r, const sh_json *v) {
   } FORMATS[] = {
       {"pack-quantized", "", NULL},
       {"float-quantized", "", NULL},
+      {"int-quantized", "", NULL},
       {"mixed-precision", "", NULL}, /* the groups say it */
       {"naive-quantized", "", NULL},
       {"dense", "", NULL},
-      {"int-quantized", "compressed-tensors int-quantized (W8A8)", USE_8BIT},
       {"nvfp4-pack-quantized", "NVFP4 (compressed-tensors nvfp4-pack-quantized)", USE_4BIT},
       {"mxfp4-pack-quantized", "MXFP4 (compressed-tensors mxfp4-pack-quantized)", USE_4BIT},
       {"mxfp8-quantized", "MXFP8 (compressed-tensors mxfp8-quantized)", USE_8BIT},
@@ -224,7 +232,7 @@ static void check_format(reader *r, const sh_json *v) {
     return;
   }
   snprintf(what, sizeof what, "the compressed-tensors format %.60s", name);
-  refuse(r, what, "use a folder with format pack-quantized or float-quantized");
+  refuse(r, what, "use a folder with format pack-quantized, int-quantized or float-quantized");
 }
 
 /* Activations quantized on the fly only lose precision that sheng keeps; scales fixed beforehand are part of the model. */
@@ -234,10 +242,10 @@ static void check_activations(reader *r, const sh_json *group) {
   refuse(r, "compressed-tensors with static input_activations", "use a folder with dynamic or unquantized activations");
 }
 
-static void read_ct_int4(reader *r, const sh_json *w, const char *strategy) {
+static void read_ct_ints(reader *r, const sh_json *w, int64_t bits, const char *strategy) {
   const sh_json *g = present(w, "group_size");
   char what[112];
-  r->q->int4 = true;
+  allow_bits(r, bits);
   if (flag_of(r, present(w, "symmetric"), "symmetric", true)) r->q->symmetric = true;
   else r->q->asymmetric = true;
   if (strcmp(strategy, "channel") == 0) {
@@ -246,7 +254,7 @@ static void read_ct_int4(reader *r, const sh_json *w, const char *strategy) {
     if (!g) wrong(r, "group_size", "is missing in a scheme of the strategy group");
     allow_group(r, g, "group_size");
   } else {
-    snprintf(what, sizeof what, "compressed-tensors int4 with the strategy %.60s", strategy);
+    snprintf(what, sizeof what, "compressed-tensors int%d with the strategy %.60s", (int)bits, strategy);
     refuse(r, what, "use a folder with strategy group or channel");
   }
 }
@@ -267,8 +275,8 @@ static void read_ct_group(reader *r, const sh_json *group) {
   int64_t bits = whole_of(r, present(w, "num_bits"), "num_bits", 8, 1, 64);
   bool is_int = strcmp(type, "int") == 0, is_float = strcmp(type, "float") == 0;
   char what[112];
-  if (is_int && bits == 4) {
-    read_ct_int4(r, w, strategy);
+  if (is_int && (bits == 4 || bits == 8)) {
+    read_ct_ints(r, w, bits, strategy);
   } else if (is_float && bits == 8) {
     r->q->fp8 = true;
     if (strcmp(strategy, "block") == 0) set_block(r, present(w, "block_structure"), "block_structure");
@@ -279,8 +287,7 @@ static void read_ct_group(reader *r, const sh_json *group) {
   } else if (is_float && bits == 4) {
     refuse(r, "compressed-tensors with 4-bit floats (NVFP4, MXFP4)", USE_4BIT);
   } else {
-    snprintf(what, sizeof what, "compressed-tensors with %lld-bit weights of type %.40s%s", (long long)bits, type,
-             is_int && bits == 8 ? present(group, "input_activations") ? " (W8A8)" : " (W8A16)" : "");
+    snprintf(what, sizeof what, "compressed-tensors with %lld-bit weights of type %.40s", (long long)bits, type);
     refuse(r, what, bits > 4 ? USE_8BIT : USE_4BIT);
   }
 }
@@ -320,7 +327,8 @@ static void refuse_method(reader *r, const char *name) {
     if (strcmp(name, KNOWN[i].name) == 0) refuse(r, KNOWN[i].known_as, KNOWN[i].advice);
   }
   snprintf(what, sizeof what, "the quantization method %.60s", name);
-  refuse(r, what, "AWQ (gemm), GPTQ, AutoRound, compressed-tensors (pack-quantized, FP8) and FP8 folders are read, and GGUF files");
+  refuse(r, what,
+         "AWQ (gemm), GPTQ, AutoRound, compressed-tensors (pack-quantized, int-quantized, FP8) and FP8 folders are read, and GGUF files");
 }
 
 static void read_method(reader *r) {

@@ -20,9 +20,9 @@ typedef struct sh_quant {
   sh_quant_method method;
   int zero_offset;                 /* GPTQ: what is added to a stored zero point: 1, or 0 for gptq_v2 */
   int n_groups;                    /* 0: the config declares none, any is taken */
-  int64_t groups[SH_QUANT_GROUPS]; /* columns per scale of int4 modules; -1: a whole row */
-  bool int4, fp8;                  /* what a module may be */
-  bool symmetric, asymmetric;      /* compressed-tensors: some int4 modules have none, some have zero points */
+  int64_t groups[SH_QUANT_GROUPS]; /* columns per scale of modules of integers; -1: a whole row */
+  bool int4, int8, fp8;            /* what a module may be; the shape says which of the first two it is */
+  bool symmetric, asymmetric;      /* compressed-tensors: some modules of integers have none, some have zero points */
   int64_t block_rows, block_cols;  /* FP8: weights per scale; 0: one scale per row or per tensor */
 } sh_quant;
 
@@ -33,24 +33,28 @@ const sh_json *sh_quant_config(const sh_json *root);
 int sh_quant_parse(sh_quant *q, const sh_json *root, sh_error *e);
 const char *sh_quant_name(sh_quant_method m); /* "AWQ", "GPTQ", "compressed-tensors", "FP8"; "none" */
 
+/* P: integers in a word, 8 of 4 bits or 4 of 8. */
 typedef enum sh_qlayout {
   SH_QL_AWQ,  /* weight I32 [K, N / 8], zeros I32 [groups, N / 8], nibbles of 8 columns in AWQ's order; scales [groups, N] */
-  SH_QL_GPTQ, /* weight I32 [K / 8, N], nibbles along K; zeros I32 [groups, N / 8] in order; scales [groups, N]; order I32 [K] or NULL */
-  SH_QL_ROWS, /* weight I32 [N, K / 8], nibbles along K; zeros I32 [N / 8, groups], nibbles along N, or NULL; scales [N, groups]; order */
+  SH_QL_GPTQ, /* weight I32 [K / P, N], integers along K; zeros I32 [groups, N / P] in order; scales [groups, N]; order I32 [K] or NULL */
+  SH_QL_ROWS, /* weight I32 [N, K / P], integers along K; zeros I32 [N / P, groups], along N, or NULL; scales [N, groups]; order */
+  SH_QL_I8,   /* weight I8 [N, K]; scales [N, groups]; symmetric */
   SH_QL_F8,   /* weight F8_E4M3 [N, K]; scales [N / scale_rows, K / group], rounded up; scale_rows N: one for all */
 } sh_qlayout;
 
-/* Checked: types, shapes, and that group divides cols (int4). Values (zero points, order) are not read. Borrowed from the checkpoint. */
+/* Checked: types, shapes, and that group divides cols (integers). Values (zero points, order) are not read. Borrowed from the checkpoint.
+ */
 typedef struct sh_qmodule {
   sh_qlayout layout;
+  int bits;           /* 4 or 8 */
   int64_t rows, cols; /* N, K of one matrix */
   int64_t group;      /* columns per scale */
-  int64_t scale_rows; /* rows per scale: 1 for int4 */
+  int64_t scale_rows; /* rows per scale: 1 for integers */
   int zero_offset;
   const sh_ftensor *weight, *scales;
-  const sh_ftensor *zeros; /* NULL: 8 everywhere, or FP8 */
+  const sh_ftensor *zeros; /* NULL: 8 (8 bits: 128) everywhere, or FP8 */
   const sh_ftensor *order; /* the group of each column; NULL: column / group */
-  const sh_ftensor *shape; /* weight_shape or NULL; checked */
+  const sh_ftensor *shape; /* weight_shape, or the zero points of SH_QL_I8, which are 0; NULL: not there; checked */
 } sh_qmodule;
 
 /* What is stored for `base` of [rows, cols]. *found false: nothing quantized; then a plain tensor may be there. */

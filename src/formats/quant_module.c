@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define USE_OTHER "use a 4-bit or FP8 folder of the model, or a GGUF"
+#define USE_OTHER "use a 4-bit, 8-bit or FP8 folder of the model, or a GGUF"
 
 typedef struct finder {
   const sh_quant *q;
@@ -60,28 +60,45 @@ static void check_scale_type(finder *f, const sh_ftensor *t) {
                     t->type_name);
 }
 
-/* --- int4 */
+/* --- Integers */
 
 /* A packed tensor that would be right for another width of weights is well-formed, so it is told apart from a broken one: `found` words
  * hold the n weights of a line. */
 static int width_of(int64_t found, int64_t n) {
-  static const int WIDTHS[] = {2, 3, 8};
-  for (int i = 0; i < 3; i++) {
+  static const int WIDTHS[] = {4, 8, 2, 3};
+  for (int i = 0; i < 4; i++) {
     if (found == (n * WIDTHS[i] + 31) / 32) return WIDTHS[i];
   }
   return 0;
 }
 
-/* The packed tensor's shape [a, b], of which the dimension `packed` counts words of weights along a line of n. */
-static void check_packed(finder *f, const sh_ftensor *t, int64_t a, int64_t b, int packed, int64_t n) {
-  const int64_t want[2] = {a, b};
+static void check_declared_bits(finder *f, const sh_ftensor *t) {
+  if (f->m->bits == 4 ? f->q->int4 : f->q->int8) return;
+  f->rc = sh_fail(f->e, SH_ERR_FORMAT, "%s: tensor %s holds %d-bit weights by its shape, but quantization_config says %d bits",
+                  sh_ckpt_path(f->ck), t->name, f->m->bits, f->m->bits == 4 ? 8 : 4);
+}
+
+/* The packed tensor of `lines` lines of n weights each, by words along the dimension `packed`, sets the bits: 4, or 8 when most is. */
+static void check_packed(finder *f, const sh_ftensor *t, int64_t lines, int packed, int64_t n, int most) {
+  int64_t want[2] = {lines, lines};
+  want[packed] = n / 8;
   check_type(f, t, SH_I32, "I32");
-  if (f->rc || (t->n_dims == 2 && t->dims[0] == a && t->dims[1] == b)) return;
-  int bits = t->n_dims == 2 && t->dims[!packed] == want[!packed] ? width_of(t->dims[packed], n) : 0;
+  if (f->rc) return;
+  int bits = t->n_dims == 2 && t->dims[!packed] == lines ? width_of(t->dims[packed], n) : 0;
+  f->m->bits = bits;
+  if (n % (bits == 8 && most == 8 ? 4 : 8)) {
+    f->rc = sh_fail(f->e, SH_ERR_UNSUPPORTED, "%s: tensor %s: %lld %s are no multiple of 8", sh_ckpt_path(f->ck), t->name, (long long)n,
+                    f->q->method == SH_QUANT_AWQ ? "rows" : "columns");
+    return;
+  }
+  if (bits == 4 || (bits == 8 && most == 8)) {
+    check_declared_bits(f, t);
+    return;
+  }
   f->rc = sh_ckpt_fail_shape(f->ck, t, want, 2, f->e);
   if (bits)
-    f->rc = sh_fail(f->e, SH_ERR_UNSUPPORTED, "%s, which is right for %d-bit weights; only 4-bit ones are supported (" USE_OTHER ")",
-                    f->e ? f->e->text : "", bits);
+    f->rc = sh_fail(f->e, SH_ERR_UNSUPPORTED, "%s, which is right for %d-bit weights; only 4-bit ones%s are supported (" USE_OTHER ")",
+                    f->e ? f->e->text : "", bits, most == 8 ? " and 8-bit ones" : " in this layout");
 }
 
 /* Whether groups of g columns are what the config declares. */
@@ -126,10 +143,10 @@ static void set_group(finder *f, int64_t n_groups) {
   }
 }
 
-static void check_multiple_of_8(finder *f, int64_t n, const char *what) {
-  if (!f->rc && n % 8)
-    f->rc = sh_fail(f->e, SH_ERR_UNSUPPORTED, "%s: tensor %s: %lld %s are no multiple of 8", sh_ckpt_path(f->ck), f->m->weight->name,
-                    (long long)n, what);
+static void check_multiple(finder *f, int64_t n, int of, const char *what) {
+  if (!f->rc && n % of)
+    f->rc = sh_fail(f->e, SH_ERR_UNSUPPORTED, "%s: tensor %s: %lld %s are no multiple of %d", sh_ckpt_path(f->ck), f->m->weight->name,
+                    (long long)n, what, of);
 }
 
 /* qweight, qzeros, scales, g_idx. */
@@ -139,10 +156,14 @@ static void find_columns(finder *f) {
   int64_t N = m->rows, K = m->cols;
   m->layout = awq ? SH_QL_AWQ : SH_QL_GPTQ;
   m->zero_offset = f->q->zero_offset;
-  check_multiple_of_8(f, N, "rows");
-  check_multiple_of_8(f, K, "columns");
-  if (awq) check_packed(f, m->weight, K, N / 8, 1, N);
-  else check_packed(f, m->weight, K / 8, N, 0, K);
+  check_multiple(f, N, awq ? 8 : 4, "rows");
+  check_multiple(f, K, awq ? 8 : 4, "columns");
+  if (f->rc) return;
+  if (awq) check_packed(f, m->weight, K, 1, N, 4);
+  else check_packed(f, m->weight, N, 0, K, 8);
+  int64_t per = f->rc ? 8 : 32 / m->bits;
+  check_multiple(f, N, (int)per, "rows");
+  check_multiple(f, K, (int)per, "columns");
   if (f->rc) return;
   m->scales = needed(f, ".scales");
   m->zeros = needed(f, ".qzeros");
@@ -153,7 +174,7 @@ static void find_columns(finder *f) {
   if (f->rc) return;
   check_shape(f, m->scales, K / m->group, N);
   check_type(f, m->zeros, SH_I32, "I32");
-  check_shape(f, m->zeros, K / m->group, N / 8);
+  check_shape(f, m->zeros, K / m->group, N / per);
   if (!m->order) return;
   check_type(f, m->order, SH_I32, "I32");
   check_shape(f, m->order, K, 1);
@@ -184,8 +205,7 @@ static void find_rows(finder *f) {
   sh_qmodule *m = f->m;
   int64_t N = m->rows, K = m->cols;
   m->layout = SH_QL_ROWS;
-  check_multiple_of_8(f, K, "columns");
-  check_packed(f, m->weight, N, K / 8, 1, K);
+  check_packed(f, m->weight, N, 1, K, 8);
   if (f->rc) return;
   check_weight_shape(f);
   m->scales = needed(f, ".weight_scale");
@@ -199,12 +219,41 @@ static void find_rows(finder *f) {
   if (!m->zeros && f->q->asymmetric && !f->q->symmetric) needed(f, ".weight_zero_point");
   if (m->zeros) {
     check_type(f, m->zeros, SH_I32, "I32");
-    check_shape(f, m->zeros, (N + 7) / 8, K / m->group);
+    check_shape(f, m->zeros, (N + 32 / m->bits - 1) / (32 / m->bits), K / m->group);
   }
   if (m->order) {
     check_type(f, m->order, SH_I32, "I32");
     check_shape(f, m->order, K, 1);
   }
+}
+
+/* Zero points beside signed bytes: some writers store them though they are all 0. */
+static void check_no_zeros(finder *f) {
+  const sh_ftensor *t = f->m->shape = part(f, ".weight_zero_point");
+  for (size_t i = 0; t && !f->rc && i < t->bytes; i++) {
+    if (t->data[i])
+      f->rc = sh_fail(f->e, SH_ERR_UNSUPPORTED,
+                      "%s: tensor %s is not all 0: int-quantized weights with zero points are not supported; use a symmetric or a "
+                      "pack-quantized folder of the model",
+                      sh_ckpt_path(f->ck), t->name);
+  }
+}
+
+/* weight, weight_scale. */
+static void find_bytes(finder *f) {
+  sh_qmodule *m = f->m;
+  m->layout = SH_QL_I8;
+  m->bits = 8;
+  check_shape(f, m->weight, m->rows, m->cols);
+  if (!f->rc) check_declared_bits(f, m->weight);
+  if (f->rc) return;
+  m->scales = needed(f, ".weight_scale");
+  if (f->rc) return;
+  check_scale_type(f, m->scales);
+  set_group(f, m->scales->n_dims == 2 ? m->scales->dims[1] : m->scales->n_dims == 1 ? 1 : 0);
+  if (f->rc) return;
+  check_shape(f, m->scales, m->rows, m->cols / m->group);
+  check_no_zeros(f);
 }
 
 /* --- FP8 */
@@ -223,6 +272,7 @@ static void find_f8(finder *f, int64_t n, const char *inverse, const char *plain
   sh_qmodule *m = f->m;
   const sh_quant *q = f->q;
   m->layout = SH_QL_F8;
+  m->bits = 8;
   if (!q->fp8) {
     f->rc = sh_fail(f->e, SH_ERR_FORMAT, "%s: tensor %s is stored as F8_E4M3, but quantization_config (%s) declares no FP8",
                     sh_ckpt_path(f->ck), m->weight->name, sh_quant_name(q->method));
@@ -286,10 +336,13 @@ int sh_quant_find(const sh_quant *q, const sh_ckpt *ck, const char *base, int64_
     check_method(&f, m->weight, q->method == SH_QUANT_AWQ || q->method == SH_QUANT_GPTQ);
     if (!f.rc) find_columns(&f);
   } else if ((m->weight = part(&f, ".weight_packed"))) {
-    check_method(&f, m->weight, q->method == SH_QUANT_CT && q->int4);
+    check_method(&f, m->weight, q->method == SH_QUANT_CT && (q->int4 || q->int8));
     if (!f.rc) find_rows(&f);
   } else if ((m->weight = part(&f, ".weight")) && m->weight->type == SH_F8_E4M3) {
     find_f8(&f, 1, ".weight_scale_inv", ".weight_scale");
+  } else if (m->weight && m->weight->type == SH_I8) {
+    check_method(&f, m->weight, q->method == SH_QUANT_CT && (q->int4 || q->int8));
+    if (!f.rc) find_bytes(&f);
   } else {
     *found = false;
   }

@@ -1,10 +1,10 @@
 /* Quantized modules as views: which parts are rewritten, where they go, and who does it.
  *
  * Called at load by one thread, which hands the work to a thread pool in items of 128 rows of one module. A module is examined first (are
- * its zero points all 8, are its columns in order): only then is the size of everything known, and a symmetric GPTQ checkpoint gets the
- * faster kernels without zero points. In memory an item writes to its final place; for the cache file it fills a buffer of its worker and
- * writes that at the place in the file. Writing through a shared map was refused: a disk that fills up would be a SIGBUS, and the faults
- * cost more than the copy.
+ * its zero points all in the middle, are its columns in order): only then is the size of everything known, and a symmetric GPTQ checkpoint
+ * gets the faster kernels without zero points. In memory an item writes to its final place; for the cache file it fills a buffer of its
+ * worker and writes that at the place in the file. Writing through a shared map was refused: a disk that fills up would be a SIGBUS, and
+ * the faults cost more than the copy.
  *
  * The sources are read by base/prefetch.c while the workers run, where memory has room for them and for what is made of them. Where it has
  * not, pages are asked for a little ahead of the workers. They are given back at the end, so that a checkpoint of the size of memory does
@@ -52,11 +52,13 @@ bool sh_repack_in_memory(const sh_repack *r, const void *p) { return r && r->mem
 /* The part of a view that lies in the file as it is; the run adds the rest. */
 static void begin_view(const sh_qmodule *m, sh_wview *v) {
   size_t groups = (size_t)(m->cols / m->group);
-  *v = (sh_wview){.type = SH_I4,
+  *v = (sh_wview){.type = m->layout == SH_QL_I8 ? SH_I8
+                          : m->bits == 8        ? SH_U8
+                                                : SH_I4,
                   .rows = m->rows,
                   .cols = m->cols,
                   .data = m->weight->data,
-                  .row_bytes = (size_t)m->cols / 2,
+                  .row_bytes = sh_rp_row_bytes(m),
                   .name = m->weight->name,
                   .group = (int)m->group,
                   .scale_rows = 1,
@@ -67,7 +69,7 @@ static void begin_view(const sh_qmodule *m, sh_wview *v) {
 
 int sh_repack_add(sh_repack *r, const sh_qmodule *m, sh_wview *view, bool aside, sh_error *e) {
   begin_view(m, view);
-  if (m->layout == SH_QL_ROWS && !m->zeros && !m->order) return 0;
+  if (m->layout == SH_QL_I8 || (m->layout == SH_QL_ROWS && !m->zeros && !m->order)) return 0;
   if (r->n_jobs == r->cap_jobs) {
     int cap = r->cap_jobs ? 2 * r->cap_jobs : 256;
     sh_rp_job *p = sh_realloc(r->jobs, (size_t)cap * sizeof *p);
@@ -90,7 +92,7 @@ bool sh_rp_flags_fit(const sh_rp_job *j) {
 /* --- Places */
 
 static size_t groups_of(const sh_rp_job *j) { return (size_t)(j->m.cols / j->m.group); }
-static size_t data_row(const sh_rp_job *j) { return (size_t)j->m.cols / 2; }
+static size_t data_row(const sh_rp_job *j) { return sh_rp_row_bytes(&j->m); }
 static size_t scales_row(const sh_rp_job *j) { return groups_of(j) * (size_t)sh_dtype_block_bytes(j->m.scales->type); }
 
 /* Takes `rows` rows of row_bytes at the next aligned place. What a part holds was found in the file in about as many bytes (zero points in
@@ -138,7 +140,7 @@ void sh_repack_count(const sh_repack *r, size_t *rewritten, size_t *replaced) {
     if (j->flags & SH_RP_DATA) *rewritten += rows * data_row(j), *replaced += j->m.weight->bytes;
     if (j->flags & SH_RP_SCALES) *rewritten += rows * scales_row(j), *replaced += j->m.scales->bytes;
     if (j->flags & SH_RP_ZEROS) *rewritten += rows * groups_of(j);
-    if (j->m.zeros) *replaced += j->m.zeros->bytes; /* or they are 8, and the kernels know */
+    if (j->m.zeros) *replaced += j->m.zeros->bytes; /* or they are in the middle, and the kernels know */
     if (j->m.order) *replaced += j->m.order->bytes;
   }
 }
@@ -172,16 +174,15 @@ static void examine_item(void *ctx, int item, int worker) {
   const sh_qmodule *m = &j->m;
   bool trivial = true;
   j->flags = m->layout == SH_QL_ROWS ? 0 : SH_RP_DATA | SH_RP_SCALES;
-  if (m->order) {
-    sh_error e = {0};
-    int rc = sh_rp_order(m, NULL, x->seen[worker], &trivial, &e);
-    if (rc && item < x->bad[worker]) {
-      x->bad[worker] = item;
-      x->error[worker] = e;
-    }
+  sh_error e = {0};
+  int rc = m->order ? sh_rp_order(m, NULL, x->seen[worker], &trivial, &e) : 0;
+  if (!rc && m->zeros) rc = sh_rp_check_zeros(m, &e);
+  if (rc && item < x->bad[worker]) {
+    x->bad[worker] = item;
+    x->error[worker] = e;
   }
   if (!trivial) j->flags |= SH_RP_ORDER | SH_RP_DATA;
-  if (m->zeros && !sh_rp_zeros_are_8(m)) j->flags |= SH_RP_ZEROS;
+  if (m->zeros && !sh_rp_zeros_are_middle(m)) j->flags |= SH_RP_ZEROS;
 }
 
 static int64_t most_groups(const sh_repack *r) {

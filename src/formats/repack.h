@@ -20,10 +20,11 @@ typedef struct sh_repack_opts {
 int sh_repack_new(sh_repack **out, const sh_ckpt *ck, sh_error *e);
 void sh_repack_free(sh_repack *r); /* accepts NULL; the views die */
 
-/* An int4 module (not SH_QL_F8). Keeps `view` until sh_repack_run fills it. aside: no pass will read it (sh_repack_count). */
+/* A module of integers (not SH_QL_F8). Keeps `view` until sh_repack_run fills it. aside: no pass will read it (sh_repack_count). */
 int sh_repack_add(sh_repack *r, const sh_qmodule *m, sh_wview *view, bool aside, sh_error *e);
 
-/* o may be NULL. Once. Errors: SH_ERR_FORMAT when an order of columns is broken, SH_ERR_NOMEM. A cache that cannot be written is a log line
+/* o may be NULL. Once. Errors: SH_ERR_FORMAT when an order of columns is broken, SH_ERR_UNSUPPORTED for a zero point that no byte holds,
+ * SH_ERR_NOMEM. A cache that cannot be written is a log line
  * and memory, not an error. */
 int sh_repack_run(sh_repack *r, const sh_repack_opts *o, sh_error *e);
 

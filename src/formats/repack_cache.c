@@ -88,9 +88,8 @@ static int set_key(const sh_repack *r, cache *c, sh_error *e) {
   c->key[1] = (uint64_t)r->n_jobs;
   for (int i = 0; i < r->n_jobs; i++) {
     const sh_qmodule *m = &r->jobs[i].m;
-    const uint64_t n[8] = {m->layout,          (uint64_t)m->rows,        (uint64_t)m->cols,
-                           (uint64_t)m->group, (uint64_t)m->zero_offset, (uint64_t)m->scales->type,
-                           m->zeros != NULL,   m->order != NULL};
+    const uint64_t n[8] = {m->layout | (uint64_t)m->bits << 8, (uint64_t)m->rows,         (uint64_t)m->cols, (uint64_t)m->group,
+                           (uint64_t)m->zero_offset,           (uint64_t)m->scales->type, m->zeros != NULL,  m->order != NULL};
     mix(c->key, m->weight->name, strlen(m->weight->name));
     mix(c->key, n, sizeof n);
   }

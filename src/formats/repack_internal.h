@@ -1,7 +1,7 @@
 /* Shared by repack*.c only: the jobs, their place in the image, and the parts of a rewrite.
  *
  * The image is what is rewritten, in one piece of memory or one file: a head (the cache's own), then the orders of columns of all modules
- * (read whole at every start, so they lie together), then each module's nibbles, scales and zero points. Every place follows from the
+ * (read whole at every start, so they lie together), then each module's integers, scales and zero points. Every place follows from the
  * modules and from four flags each, so a cache file has to carry nothing but the flags. */
 #ifndef SH_FORMATS_REPACK_INTERNAL_H
 #define SH_FORMATS_REPACK_INTERNAL_H
@@ -13,9 +13,9 @@
 #include "base/prefetch.h"
 
 enum {
-  SH_RP_DATA = 1,   /* nibbles are rewritten */
+  SH_RP_DATA = 1,   /* integers are rewritten */
   SH_RP_SCALES = 2, /* so are scales */
-  SH_RP_ZEROS = 4,  /* there are zero points other than 8 */
+  SH_RP_ZEROS = 4,  /* there are zero points other than 8 or 128 */
   SH_RP_ORDER = 8,  /* columns are sorted by group */
   SH_RP_ROWS = 128, /* rows of a work item: 16 words of AWQ's, one cache line */
   SH_RP_ALIGN = 64,
@@ -51,8 +51,12 @@ void sh_rp_data(const sh_qmodule *m, const int32_t *order, int64_t row, int64_t 
 size_t sh_rp_scratch_bytes(const sh_qmodule *m, bool order);
 void sh_rp_scales(const sh_qmodule *m, int64_t row, int64_t n, uint8_t *dst); /* [n, groups] of the stored type */
 void sh_rp_zeros(const sh_qmodule *m, int64_t row, int64_t n, uint8_t *dst);  /* [n, groups] bytes */
-/* Whether every zero point is 8. */
-bool sh_rp_zeros_are_8(const sh_qmodule *m);
+/* Whether every zero point is the middle: 8, or 128 of 8 bits. */
+bool sh_rp_zeros_are_middle(const sh_qmodule *m);
+/* SH_ERR_UNSUPPORTED: a zero point of 256, which GPTQ's version 1 stores as 255. */
+int sh_rp_check_zeros(const sh_qmodule *m, sh_error *e);
+/* Bytes of a row of integers, as sh_rp_data writes it. */
+static inline size_t sh_rp_row_bytes(const sh_qmodule *m) { return (size_t)m->cols * (size_t)m->bits / 8; }
 /* Columns by group, stable: out [cols], or *trivial when they lie by group already (out untouched then, and may be NULL to ask only that).
  * seen: [groups] counters. SH_ERR_FORMAT: a group out of range, or one that has not `group` columns. */
 int sh_rp_order(const sh_qmodule *m, int32_t *out, int64_t *seen, bool *trivial, sh_error *e);

@@ -1,4 +1,4 @@
-/* The rewriting itself: nibbles, scales, zero points and orders of columns of one block of rows.
+/* The rewriting itself: integers, scales, zero points and orders of columns of one block of rows.
  *
  * Pure functions, any thread. The files keep what a GPU's kernels like: AWQ eight columns of eight outputs in a word, GPTQ eight inputs of
  * one output in a word, lines of all outputs after one another. Here a row of outputs becomes one run of nibbles. The work is a transpose
@@ -80,19 +80,34 @@ static void lines_of_words(const sh_qmodule *m, int64_t word, int64_t row, int64
 /* GPTQ's words are what a row needs already; they only stand in columns. */
 static void data_of_words(const sh_qmodule *m, int64_t row, int64_t n, uint8_t *dst) {
   enum { STEP = 16 };
-  int64_t words = m->cols / 8;
+  int64_t words = m->cols * m->bits / 32;
+  size_t row_bytes = sh_rp_row_bytes(m);
   for (int64_t w0 = 0; w0 < words; w0 += STEP) {
     int64_t end = words - w0 < STEP ? words : w0 + STEP;
     for (int64_t r = 0; r < n; r++) {
       const uint8_t *in = m->weight->data + 4 * (w0 * m->rows + row + r);
-      uint8_t *out = dst + r * (m->cols / 2) + 4 * w0;
+      uint8_t *out = dst + (size_t)r * row_bytes + 4 * w0;
       for (int64_t w = w0; w < end; w++, in += 4 * m->rows, out += 4) memcpy(out, in, 4);
     }
   }
 }
 
+/* Bytes need no transposing, only picking. The rows of a cache line of GPTQ's words are taken together. */
+static void data_of_bytes(const sh_qmodule *m, const int32_t *order, int64_t row, int64_t n, uint8_t *dst) {
+  enum { STEP = 16 };
+  for (int64_t r0 = 0; r0 < n; r0 += STEP) {
+    int64_t r1 = n - r0 < STEP ? n : r0 + STEP;
+    for (int64_t c = 0; c < m->cols; c++) {
+      int64_t k = order[c], word = m->layout == SH_QL_GPTQ ? k / 4 * m->rows + row : row * (m->cols / 4) + k / 4;
+      const uint8_t *in = m->weight->data + 4 * word + k % 4;
+      int64_t stride = m->layout == SH_QL_GPTQ ? 4 : m->cols;
+      for (int64_t r = r0; r < r1; r++) dst[r * m->cols + c] = in[r * stride];
+    }
+  }
+}
+
 size_t sh_rp_scratch_bytes(const sh_qmodule *m, bool order) {
-  size_t lines = order && m->layout != SH_QL_AWQ ? (size_t)m->cols * WORDS : 0;
+  size_t lines = order && m->layout != SH_QL_AWQ && m->bits == 4 ? (size_t)m->cols * WORDS : 0;
   return (TILE_WORDS + lines) * sizeof(uint32_t);
 }
 
@@ -103,6 +118,10 @@ void sh_rp_data(const sh_qmodule *m, const int32_t *order, int64_t row, int64_t 
   }
   if (!order) {
     data_of_words(m, row, n, dst);
+    return;
+  }
+  if (m->bits == 8) {
+    data_of_bytes(m, order, row, n, dst);
     return;
   }
   uint32_t *lines = scratch + TILE_WORDS;
@@ -123,10 +142,10 @@ void sh_rp_scales(const sh_qmodule *m, int64_t row, int64_t n, uint8_t *dst) {
 
 /* Stored zero point of a row and group. */
 static int zero_at(const sh_qmodule *m, int64_t row, int64_t g) {
-  int64_t groups = m->cols / m->group;
-  int64_t word = m->layout == SH_QL_ROWS ? row / 8 * groups + g : g * (m->rows / 8) + row / 8;
-  int nibble = m->layout == SH_QL_AWQ ? NIBBLE_OF[row % 8] : (int)(row % 8);
-  return (int)(load32(m->zeros->data + 4 * word) >> (4 * nibble) & 15) + m->zero_offset;
+  int64_t groups = m->cols / m->group, per = 32 / m->bits;
+  int64_t word = m->layout == SH_QL_ROWS ? row / per * groups + g : g * (m->rows / per) + row / per;
+  int place = m->layout == SH_QL_AWQ ? NIBBLE_OF[row % 8] : (int)(row % per);
+  return (int)(load32(m->zeros->data + 4 * word) >> (m->bits * place) & ((1u << m->bits) - 1)) + m->zero_offset;
 }
 
 void sh_rp_zeros(const sh_qmodule *m, int64_t row, int64_t n, uint8_t *dst) {
@@ -136,18 +155,31 @@ void sh_rp_zeros(const sh_qmodule *m, int64_t row, int64_t n, uint8_t *dst) {
   }
 }
 
-bool sh_rp_zeros_are_8(const sh_qmodule *m) {
-  uint32_t eight = 0x11111111u * (uint32_t)(8 - m->zero_offset);
-  int64_t groups = m->cols / m->group, whole = m->layout == SH_QL_ROWS ? m->rows / 8 * groups : groups * (m->rows / 8);
-  for (int64_t i = 0; i < whole; i++) {
-    if (load32(m->zeros->data + 4 * i) != eight) return false;
+bool sh_rp_zeros_are_middle(const sh_qmodule *m) {
+  int middle = 1 << (m->bits - 1);
+  uint32_t all = (m->bits == 4 ? 0x11111111u : 0x01010101u) * (uint32_t)(middle - m->zero_offset);
+  int64_t groups = m->cols / m->group, full = m->rows / (32 / m->bits);
+  for (int64_t i = 0; i < full * groups; i++) {
+    if (load32(m->zeros->data + 4 * i) != all) return false;
   }
-  for (int64_t r = m->rows - m->rows % 8; r < m->rows; r++) { /* a last word that is not full */
+  for (int64_t r = full * (32 / m->bits); r < m->rows; r++) { /* a last word that is not full */
     for (int64_t g = 0; g < groups; g++) {
-      if (zero_at(m, r, g) != 8) return false;
+      if (zero_at(m, r, g) != middle) return false;
     }
   }
   return true;
+}
+
+int sh_rp_check_zeros(const sh_qmodule *m, sh_error *e) {
+  if (m->bits != 8 || !m->zero_offset) return 0; /* GPTQ, whose words are all full */
+  for (size_t i = 0; i < m->zeros->bytes; i++) {
+    if (m->zeros->data[i] == 255)
+      return sh_fail(e, SH_ERR_UNSUPPORTED,
+                     "tensor %s: a stored zero point of 255 is 256 to some programs and 0 to others; use a folder with checkpoint_format "
+                     "gptq_v2, or a symmetric one",
+                     m->zeros->name);
+  }
+  return 0;
 }
 
 int sh_rp_order(const sh_qmodule *m, int32_t *out, int64_t *seen, bool *trivial, sh_error *e) {

@@ -27,6 +27,8 @@ int sh_dtype_block(sh_dtype t) { return row_of(t)->block; }
 
 int sh_dtype_block_bytes(sh_dtype t) { return row_of(t)->block_bytes; }
 
+bool sh_dtype_has_groups(sh_dtype t) { return t == SH_I4 || t == SH_I8 || t == SH_U8 || t == SH_F8_E4M3; }
+
 /* The readers have checked that the product fits. */
 int64_t sh_ftensor_count(const sh_ftensor *t) {
   int64_t n = 1;

@@ -24,8 +24,8 @@ typedef enum sh_dtype {
   SH_I64,
   SH_I32,
   SH_I16,
-  SH_I8,
-  SH_U8,
+  SH_I8, /* also weights: a signed byte each, scales beside them: w = s q */
+  SH_U8, /* also weights: a byte each, scales and zero points beside them: w = s (q - z) */
   SH_BOOL,
   SH_F64,   /* recognised in files; not weights of a matrix */
   SH_OTHER, /* recognised by name only (type_name says which); using it is SH_ERR_UNSUPPORTED */
@@ -35,6 +35,7 @@ typedef enum sh_dtype {
 const char *sh_dtype_name(sh_dtype t);
 int sh_dtype_block(sh_dtype t);       /* weights per block (1, 2, 32, 256); 0 for SH_OTHER */
 int sh_dtype_block_bytes(sh_dtype t); /* bytes per block; 0 for SH_OTHER */
+bool sh_dtype_has_groups(sh_dtype t); /* weights whose scales lie beside them: SH_I4, SH_I8, SH_U8, SH_F8_E4M3 */
 
 enum { SH_MAX_DIMS = 6 };
 
@@ -57,13 +58,13 @@ typedef struct sh_wview {
   const uint8_t *data; /* row r starts at data + r * row_bytes; any alignment */
   size_t row_bytes;
   const char *name; /* for messages; borrowed */
-  /* SH_I4 and SH_F8_E4M3 only; zero otherwise. The scale of weight (r, c) is element c / group of the scale row r / scale_rows. */
-  int group;             /* columns per scale: divides cols for SH_I4; the last block of SH_F8_E4M3 may be short */
-  int scale_rows;        /* rows that share a scale row: 1 for SH_I4, the block's height for SH_F8_E4M3 */
+  /* Types with groups only; zero otherwise. The scale of weight (r, c) is element c / group of the scale row r / scale_rows. */
+  int group;             /* columns per scale: divides cols, but for SH_F8_E4M3, whose last block may be short */
+  int scale_rows;        /* rows that share a scale row: 1, but for SH_F8_E4M3: the block's height */
   sh_dtype scale_type;   /* SH_F32, SH_F16 or SH_BF16 */
   const uint8_t *scales; /* scale row i starts at scales + i * scale_row_bytes */
   size_t scale_row_bytes;
-  const uint8_t *zeros; /* SH_I4: one byte 0..16 per group, row r at zeros + r * zero_row_bytes; NULL: 8 everywhere */
+  const uint8_t *zeros; /* SH_I4: one byte 0..16 per group, row r at zeros + r * zero_row_bytes; NULL: 8 everywhere. SH_U8: 0..255; 128 */
   size_t zero_row_bytes;
   const int32_t *perm; /* [cols] or NULL: stored column c multiplies input perm[c] (GPTQ act-order) */
 } sh_wview;

@@ -73,7 +73,7 @@ typedef struct sh_gdn_scan {
   int64_t o_stride;
 } sh_gdn_scan;
 
-/* Weights of stored columns [k0, k0 + n) of a row as float32; k0 a multiple of the block (SH_I4, SH_F8_E4M3: of 8), n too or up to the end
+/* Weights of stored columns [k0, k0 + n) of a row as float32; k0 a multiple of the block (types with groups: of 8), n too or up to the end
  * of the row. The values that every product uses. */
 typedef void sh_k_dequant(const sh_wview *w, int64_t row, int64_t k0, int64_t n, float *y);
 typedef void sh_k_dot(const sh_mm *a);

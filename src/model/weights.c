@@ -130,7 +130,7 @@ static sh_wview view(const sh_ftensor *t, int64_t first, int64_t rows, int64_t c
 static void mark_module(binder *b, const sh_qmodule *m) {
   const sh_ftensor *const parts[] = {m->weight, m->scales, m->zeros, m->order, m->shape};
   for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) mark(b, parts[i]);
-  b->w->dtypes |= 1u << (m->layout == SH_QL_F8 ? SH_F8_E4M3 : SH_I4);
+  b->w->dtypes |= 1u << (m->layout == SH_QL_F8 ? SH_F8_E4M3 : m->layout == SH_QL_I8 ? SH_I8 : m->bits == 8 ? SH_U8 : SH_I4);
 }
 
 /* Whether the module of that name (b->name, with ".weight") is stored quantized: then out is its view, at the end of the binding at the

@@ -79,9 +79,11 @@ static void format_of(const sh_w_found *f, char *buf, size_t size) {
     snprintf(buf, size, "%s", f->tensor->type_name);
     return;
   }
-  static const char *const LAYOUTS[] = {[SH_QL_AWQ] = "AWQ", [SH_QL_GPTQ] = "GPTQ", [SH_QL_ROWS] = "packed"};
+  static const char *const LAYOUTS[] = {[SH_QL_AWQ] = "AWQ", [SH_QL_GPTQ] = "GPTQ", [SH_QL_ROWS] = "packed", [SH_QL_I8] = "bytes"};
+  char group[24] = "by row";
+  if (m->group < m->cols) snprintf(group, sizeof group, "g%lld", (long long)m->group);
   if (m->layout != SH_QL_F8)
-    snprintf(buf, size, "%s int4 g%lld%s%s", LAYOUTS[m->layout], (long long)m->group, m->zeros ? "" : " sym", m->order ? " g_idx" : "");
+    snprintf(buf, size, "%s int%d %s%s%s", LAYOUTS[m->layout], m->bits, group, m->zeros ? "" : " sym", m->order ? " g_idx" : "");
   else if (m->scale_rows >= m->rows) snprintf(buf, size, "FP8 E4M3, one scale");
   else if (m->group >= m->cols) snprintf(buf, size, "FP8 E4M3 by row");
   else snprintf(buf, size, "FP8 E4M3 %lldx%lld", (long long)m->scale_rows, (long long)m->group);

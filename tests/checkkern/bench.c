@@ -19,7 +19,7 @@ typedef struct bench {
   int threads;
   const char *only;
   uint8_t *buf;           /* buffer_bytes of weights */
-  uint8_t *side;          /* side_bytes of scales and zero points, for SH_I4 and SH_F8_E4M3 */
+  uint8_t *side;          /* side_bytes of scales and zero points, for types with groups */
   sh_dtype filled;        /* type of the weights in it; SH_OTHER: none */
   double peak, bandwidth; /* the best so far: flop/s, bytes/s */
   float sink[64];
@@ -157,18 +157,19 @@ static void run_many(bench *b, void *ctx) {
   for (int i = 0; i < l->n_many; i++) CALL(b->be->ops->linear(b->be, l->many[i], l->x, l->toks, NULL, false, l->y, e));
 }
 
-/* Rows at buf + at. SH_I4: groups of 128 with f16 scales and zero points; SH_F8_E4M3: blocks of 128 x 128 with bf16 scales. */
+/* Rows at buf + at. SH_I4, SH_U8: groups of 128 with f16 scales and zero points; SH_I8: the same without; SH_F8_E4M3: blocks of 128 x 128
+ * with bf16 scales. */
 static sh_weight *bind(bench *b, sh_dtype t, int64_t rows, int64_t k, size_t at) {
   sh_weight *w;
   sh_wview v = {.type = t, .rows = rows, .cols = k, .data = b->buf + at, .row_bytes = ck_row_bytes(t, k), .name = "w"};
-  if (t == SH_I4 || t == SH_F8_E4M3) {
+  if (sh_dtype_has_groups(t)) {
     size_t first = at / (t == SH_I4 ? 64 : 128) & ~(size_t)63, groups = (size_t)k / 128; /* of the scales that belong to those bytes */
     v.group = 128;
-    v.scale_rows = t == SH_I4 ? 1 : 128;
-    v.scale_type = t == SH_I4 ? SH_F16 : SH_BF16;
+    v.scale_rows = t == SH_F8_E4M3 ? 128 : 1;
+    v.scale_type = t == SH_F8_E4M3 ? SH_BF16 : SH_F16;
     v.scales = b->side + 2 * first;
     v.scale_row_bytes = 2 * groups;
-    if (t == SH_I4) v.zeros = b->side + side_bytes + first, v.zero_row_bytes = groups;
+    if (t == SH_I4 || t == SH_U8) v.zeros = b->side + side_bytes + first, v.zero_row_bytes = groups;
   }
   CALL(b->be->ops->weight_bind(b->be, &v, &w, e));
   return w;
@@ -364,8 +365,8 @@ static void bench_moe(bench *b, sh_dtype t, int toks) {
 }
 
 static void bench_all(bench *b) {
-  static const sh_dtype types[] = {SH_BF16, SH_F32,  SH_Q8_0, SH_Q4_0, SH_Q4_1,   SH_Q5_0, SH_Q5_1,
-                                   SH_Q4_K, SH_Q5_K, SH_Q6_K, SH_I4,   SH_IQ4_NL, SH_F16,  SH_F8_E4M3};
+  static const sh_dtype types[] = {SH_BF16, SH_F32,  SH_Q8_0, SH_Q4_0,   SH_Q4_1, SH_Q5_0,    SH_Q5_1, SH_Q4_K,
+                                   SH_Q5_K, SH_Q6_K, SH_I4,   SH_IQ4_NL, SH_F16,  SH_F8_E4M3, SH_I8,   SH_U8};
   for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
     bench_prefill(b, types[i], 1024, 1024, 256);
     bench_prefill(b, types[i], 4096, 4096, 512);

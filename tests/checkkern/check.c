@@ -146,6 +146,15 @@ const ck_format ck_formats[] = {
     {.type = SH_I4, .group = 128, .scale_rows = 1, .scale_type = SH_F16},
     {.type = SH_I4, .group = 0, .scale_rows = 1, .scale_type = SH_F32, .zeros = true},
     {.type = SH_I4, .group = 0, .scale_rows = 1, .scale_type = SH_F16, .zeros = true},
+    {.type = SH_I8, .group = 0, .scale_rows = 1, .scale_type = SH_BF16},
+    {.type = SH_I8, .group = 0, .scale_rows = 1, .scale_type = SH_F32},
+    {.type = SH_I8, .group = 48, .scale_rows = 1, .scale_type = SH_F16},
+    {.type = SH_U8, .group = 16, .scale_rows = 1, .scale_type = SH_F16, .zeros = true},
+    {.type = SH_U8, .group = 32, .scale_rows = 1, .scale_type = SH_BF16},
+    {.type = SH_U8, .group = 48, .scale_rows = 1, .scale_type = SH_F32, .zeros = true},
+    {.type = SH_U8, .group = 128, .scale_rows = 1, .scale_type = SH_F16},
+    {.type = SH_U8, .group = 0, .scale_rows = 1, .scale_type = SH_BF16, .zeros = true},
+    {.type = SH_U8, .group = 0, .scale_rows = 1, .scale_type = SH_F32},
     {.type = SH_F8_E4M3, .group = 128, .scale_rows = 128, .scale_type = SH_BF16},
     {.type = SH_F8_E4M3, .group = 48, .scale_rows = 3, .scale_type = SH_F32},
     {.type = SH_F8_E4M3, .group = 0, .scale_rows = 1, .scale_type = SH_F16},
@@ -153,7 +162,7 @@ const ck_format ck_formats[] = {
 };
 const int ck_n_formats = sizeof ck_formats / sizeof *ck_formats;
 
-static bool has_groups(const ck_format *f) { return f->type == SH_I4 || f->type == SH_F8_E4M3; }
+static bool has_groups(const ck_format *f) { return sh_dtype_has_groups(f->type); }
 
 const char *ck_format_name(const ck_format *f, char buf[64]) {
   if (!has_groups(f)) snprintf(buf, 64, "%s", sh_dtype_name(f->type));
@@ -163,7 +172,9 @@ const char *ck_format_name(const ck_format *f, char buf[64]) {
   return buf;
 }
 
-int64_t ck_format_unit(const ck_format *f) { return f->type == SH_I4 && f->group ? f->group : sh_dtype_block(f->type); }
+int64_t ck_format_unit(const ck_format *f) {
+  return has_groups(f) && f->type != SH_F8_E4M3 && f->group ? f->group : sh_dtype_block(f->type);
+}
 
 static void fill_scales(ck *c, const ck_format *f, uint8_t *p, size_t n) {
   for (size_t i = 0; i < n; i++) {
@@ -189,7 +200,7 @@ ck_matrix ck_matrix_new(ck *c, const ck_format *f, int64_t rows, int64_t k, bool
   if (f->zeros) {
     v->zero_row_bytes = groups;
     v->zeros = m.parts[2] = ck_alloc((size_t)rows * groups);
-    for (size_t i = 0; i < (size_t)rows * groups; i++) m.parts[2][i] = (uint8_t)ck_range(c, 0, 16);
+    for (size_t i = 0; i < (size_t)rows * groups; i++) m.parts[2][i] = (uint8_t)ck_range(c, 0, f->type == SH_I4 ? 16 : 255);
   }
   if (permuted) {
     int32_t *perm = ck_alloc((size_t)k * sizeof *perm);
@@ -207,7 +218,7 @@ ck_matrix ck_matrix_new(ck *c, const ck_format *f, int64_t rows, int64_t k, bool
 void ck_matrix_any_bits(ck *c, ck_matrix *m) {
   const sh_wview *v = &m->v;
   for (size_t i = 0; i < (size_t)v->rows * v->row_bytes; i++) m->parts[0][i] = (uint8_t)ck_u32(c);
-  if (v->type != SH_I4) return;
+  if (!sh_dtype_has_groups(v->type) || v->type == SH_F8_E4M3) return;
   for (size_t i = 0; i < (size_t)v->rows * v->scale_row_bytes; i++) {
     m->parts[1][i] = (uint8_t)ck_u32(c);
     if (v->scale_type != SH_F32 && i % 2) m->parts[1][i] &= 0xbf; /* halves under 2: infinite ones give NaN for any integer */

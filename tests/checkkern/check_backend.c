@@ -127,7 +127,7 @@ static void check_bind(ck *c) {
     const char *what;
     sh_wview v;
     int want;
-  } cases[24];
+  } cases[32];
   int n = 0;
 #define CASE(WANT, FROM, CHANGE)                                                                                                           \
   do {                                                                                                                                     \
@@ -158,7 +158,12 @@ static void check_bind(ck *c) {
   CASE(SH_ERR_FORMAT, f8, v.scale_rows = 0);
   CASE(SH_ERR_FORMAT, f8, v.zeros = bytes);
   CASE(SH_ERR_INTERNAL, i4, (v.type = SH_F16, v.row_bytes = 128));
-  CASE(SH_ERR_UNSUPPORTED, i4, v.type = SH_I8);
+  CASE(SH_ERR_UNSUPPORTED, i4, v.type = SH_I64);
+  CASE(0, i4, (v.type = SH_U8, v.row_bytes = 64));
+  CASE(0, i4, (v.type = SH_I8, v.row_bytes = 64, v.zeros = NULL));
+  CASE(SH_ERR_FORMAT, i4, (v.type = SH_I8, v.row_bytes = 64));
+  CASE(SH_ERR_FORMAT, i4, v.type = SH_U8);
+  CASE(SH_ERR_FORMAT, i4, (v.type = SH_U8, v.row_bytes = 64, v.scale_rows = 2));
   sh_backend *be = backend(c, 1);
   for (int i = 0; i < n; i++) {
     sh_weight *w;
@@ -447,7 +452,7 @@ void ck_backend(ck *c) {
   check_bind(c);
   for (int i = 0; i < ck_n_formats; i++) {
     const ck_format *f = &ck_formats[i];
-    bool groups = f->type == SH_I4 || f->type == SH_F8_E4M3;
+    bool groups = sh_dtype_has_groups(f->type);
     bool every = f->type == SH_BF16 || f->type == SH_Q4_0 || f->type == SH_Q6_K || f->type == SH_Q4_K;
     if (every || groups) check_linear(c, f, groups && i % 2);
     check_embed(c, f, false);
@@ -457,5 +462,6 @@ void ck_backend(ck *c) {
   check_delta(c);
   check_moe(c, &(ck_format){.type = c->rng & 1 ? SH_BF16 : SH_Q8_0}, false);
   check_moe(c, &(ck_format){.type = SH_I4, .group = 16, .scale_rows = 1, .scale_type = SH_F16, .zeros = true}, true);
+  check_moe(c, &(ck_format){.type = SH_U8, .group = 32, .scale_rows = 1, .scale_type = SH_BF16, .zeros = true}, true);
   check_moe(c, &(ck_format){.type = SH_F8_E4M3, .group = 128, .scale_rows = 48, .scale_type = SH_BF16}, true);
 }

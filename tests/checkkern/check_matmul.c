@@ -12,7 +12,7 @@
 
 static void check_dequant(ck *c, const ck_format *f) {
   int64_t unit = ck_format_unit(f), step = unit % 32 ? 32 : unit;
-  if (sh_dtype_block(f->type) == 1 && f->type != SH_F8_E4M3) step = 1;
+  if (sh_dtype_block(f->type) == 1 && !sh_dtype_has_groups(f->type)) step = 1;
   for (int i = 0; i < 12; i++) {
     char name[64];
     int64_t k0 = step * ck_range(c, 0, 3), row = ck_range(c, 0, 4);

@@ -121,27 +121,27 @@ static int check_perm(const sh_wview *v, sh_error *e) {
   return rc;
 }
 
-/* Scales and zero points of SH_I4 and SH_F8_E4M3. */
+/* Scales and zero points of types with groups. */
 static int check_groups(const sh_wview *v, sh_error *e) {
-  bool i4 = v->type == SH_I4;
-  if (v->group < 1 || (v->group % 16 && v->group < v->cols) || (i4 && v->cols % v->group))
+  bool even = v->type != SH_F8_E4M3, zeros = v->type == SH_I4 || v->type == SH_U8; /* whole groups of single rows; may have zero points */
+  if (v->group < 1 || (v->group % 16 && v->group < v->cols) || (even && v->cols % v->group))
     return sh_fail(e, SH_ERR_FORMAT, "%s: groups of %d columns in rows of %lld %s weights; wanted a multiple of 16%s, or all columns",
-                   v->name, v->group, (long long)v->cols, sh_dtype_name(v->type), i4 ? " that divides them" : "");
+                   v->name, v->group, (long long)v->cols, sh_dtype_name(v->type), even ? " that divides them" : "");
   if (v->scale_type != SH_F32 && v->scale_type != SH_F16 && v->scale_type != SH_BF16)
     return sh_fail(e, SH_ERR_UNSUPPORTED, "%s: scales of type %s; wanted F32, F16 or BF16", v->name, sh_dtype_name(v->scale_type));
   size_t groups = (size_t)((v->cols + v->group - 1) / v->group);
-  if (!v->scales || v->scale_rows < 1 || (i4 && v->scale_rows != 1) ||
+  if (!v->scales || v->scale_rows < 1 || (even && v->scale_rows != 1) ||
       v->scale_row_bytes < groups * (size_t)sh_dtype_block_bytes(v->scale_type))
     return sh_fail(e, SH_ERR_FORMAT, "%s: rows of %zu bytes of scales, each for %d rows; wanted %zu scales of type %s", v->name,
                    v->scale_row_bytes, v->scale_rows, groups, sh_dtype_name(v->scale_type));
-  if (v->zeros && (!i4 || v->zero_row_bytes < groups))
+  if (v->zeros && (!zeros || v->zero_row_bytes < groups))
     return sh_fail(e, SH_ERR_FORMAT, "%s: rows of %zu bytes of zero points for %s weights; wanted %zu", v->name, v->zero_row_bytes,
-                   sh_dtype_name(v->type), i4 ? groups : (size_t)0);
+                   sh_dtype_name(v->type), zeros ? groups : (size_t)0);
   return v->perm ? check_perm(v, e) : 0;
 }
 
 static int check_view(const sh_wview *v, sh_error *e) {
-  bool grouped = v->type == SH_I4 || v->type == SH_F8_E4M3;
+  bool grouped = sh_dtype_has_groups(v->type);
   if (!grouped && !sh_dequant_supported(v->type))
     return sh_fail(e, SH_ERR_UNSUPPORTED, "%s: weights of type %s cannot be computed with", v->name, sh_dtype_name(v->type));
   int block = sh_dtype_block(v->type);

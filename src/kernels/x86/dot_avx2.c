@@ -208,6 +208,9 @@ INSTANCES(rows_q5_k, SH_Q5_K)
 INSTANCES(rows_iq4_nl, SH_IQ4_NL)
 INSTANCES(rows_i4, SH_I4)
 INSTANCES(rows_i4_f32, W_I4_F32)
+INSTANCES(rows_i8, SH_I8)
+INSTANCES(rows_u8, SH_U8)
+INSTANCES(rows_u8_f32, W_U8_F32)
 INSTANCES(rows_f8_e4m3, SH_F8_E4M3)
 
 static rows_fn *const *instances_of(const sh_wview *w) {
@@ -225,6 +228,9 @@ static rows_fn *const *instances_of(const sh_wview *w) {
   case SH_IQ4_NL: return rows_iq4_nl;
   case SH_I4: return rows_i4;
   case W_I4_F32: return rows_i4_f32;
+  case SH_I8: return rows_i8;
+  case SH_U8: return rows_u8;
+  case W_U8_F32: return rows_u8_f32;
   case SH_F8_E4M3: return rows_f8_e4m3;
   default: return rows_q6_k;
   }
@@ -252,7 +258,9 @@ int sh_kern_dot_tokens_avx2(sh_dtype type) {
   case SH_BF16: return 24;
   case SH_Q8_0:
   case SH_Q4_0:
-  case SH_Q4_1: return 8;
+  case SH_Q4_1:
+  case SH_I8:
+  case SH_U8: return 8;
   case SH_I4:
   case SH_F8_E4M3: return 7;
   case SH_Q6_K: return 3;

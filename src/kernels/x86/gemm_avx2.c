@@ -103,6 +103,9 @@ static void expand(const sh_wview *w, int64_t row, int64_t k0, int64_t k, float 
   case SH_Q5_K: expand_k(SH_Q5_K, p, k, out, stride); break;
   case SH_I4: expand_groups(SH_I4, w, row, k0, k, out, stride); break;
   case W_I4_F32: expand_groups(W_I4_F32, w, row, k0, k, out, stride); break;
+  case SH_I8: expand_groups(SH_I8, w, row, k0, k, out, stride); break;
+  case SH_U8: expand_groups(SH_U8, w, row, k0, k, out, stride); break;
+  case W_U8_F32: expand_groups(W_U8_F32, w, row, k0, k, out, stride); break;
   case SH_F8_E4M3: expand_groups(SH_F8_E4M3, w, row, k0, k, out, stride); break;
   default: expand_q6_k(p, k, out, stride); break;
   }

@@ -11,8 +11,12 @@
 /* SH_I4 with float32 scales, as a type of its own for the functions below: with the eleven or eight bits of an f16 or bf16 scale d, d q - d
  * z is d (q - z) rounded once (or NaN, where d is infinite or near it), and with 24 bits it is not. */
 #define W_I4_F32 SH_DTYPE_COUNT
+#define W_U8_F32 SH_OTHER /* the same of SH_U8; no weights have the type whose number it borrows */
 
-SH_INLINE sh_dtype w_type(const sh_wview *w) { return w->type == SH_I4 && w->scale_type == SH_F32 ? W_I4_F32 : w->type; }
+SH_INLINE sh_dtype w_type(const sh_wview *w) {
+  if (w->scale_type == SH_F32 && w->type == SH_I4) return W_I4_F32;
+  return w->scale_type == SH_F32 && w->type == SH_U8 ? W_U8_F32 : w->type;
+}
 
 /* How a type's rows are walked: blocks of 32 weights that hold their scale, blocks of 256 that hold several, groups with scales beside the
  * weights, or plain numbers. */
@@ -20,7 +24,10 @@ SH_INLINE bool w_has_blocks(sh_dtype type) {
   return type == SH_Q8_0 || type == SH_Q4_0 || type == SH_Q4_1 || type == SH_Q5_0 || type == SH_Q5_1 || type == SH_IQ4_NL;
 }
 SH_INLINE bool w_is_k(sh_dtype type) { return type == SH_Q4_K || type == SH_Q5_K; }
-SH_INLINE bool w_has_groups(sh_dtype type) { return type == SH_I4 || type == W_I4_F32 || type == SH_F8_E4M3; }
+SH_INLINE bool w_is_u8(sh_dtype type) { return type == SH_U8 || type == W_U8_F32; }
+SH_INLINE bool w_has_groups(sh_dtype type) {
+  return type == SH_I4 || type == W_I4_F32 || type == SH_I8 || w_is_u8(type) || type == SH_F8_E4M3;
+}
 
 /* Bytes of 32 weights; not for blocks of 256. */
 SH_INLINE size_t w_step(sh_dtype type) {
@@ -34,6 +41,9 @@ SH_INLINE size_t w_step(sh_dtype type) {
   case SH_IQ4_NL: return 18;
   case SH_I4:
   case W_I4_F32: return 16;
+  case SH_I8:
+  case SH_U8:
+  case W_U8_F32:
   case SH_F8_E4M3: return 32;
   default: return 64;
   }
@@ -56,7 +66,7 @@ SH_INLINE int32_t w_int32(const uint8_t *p) {
 
 /* What the four vectors of 32 weights share. */
 typedef struct w_block {
-  v8 d, m;   /* w = d q + m; W_I4_F32: w = d (q - m) */
+  v8 d, m;   /* w = d q + m; W_I4_F32, W_U8_F32: w = d (q - m) */
   __m256i q; /* Q5_0, Q5_1, Q5_K and IQ4_NL: the 32 integers, a byte each */
 } w_block;
 
@@ -133,6 +143,9 @@ SH_INLINE v8 w_vec(sh_dtype type, const uint8_t *p, int v, w_block b) {
   case SH_F8_E4M3: return _mm256_mul_ps(_mm256_cvtph_ps(w_f8_halves8(p + 8 * v)), b.d);
   case SH_I4: return v8_fma(_mm256_cvtepi32_ps(w_word(p + 4 * v)), b.d, b.m);
   case W_I4_F32: return _mm256_mul_ps(_mm256_sub_ps(_mm256_cvtepi32_ps(w_word(p + 4 * v)), b.m), b.d);
+  case SH_I8: return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(w_bytes8(p + 8 * v))), b.d);
+  case SH_U8: return v8_fma(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(w_bytes8(p + 8 * v))), b.d, b.m);
+  case W_U8_F32: return _mm256_mul_ps(_mm256_sub_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(w_bytes8(p + 8 * v))), b.m), b.d);
   default: break;
   }
   __m256i q = _mm256_cvtepu8_epi32(w_bytes8(p + (type == SH_Q4_0 ? 2 : 4) + 8 * (v & 1)));
@@ -157,15 +170,15 @@ SH_INLINE void w_vecs(sh_dtype type, const uint8_t *p, w_block b, v8 *out) {
 SH_INLINE v8 w_tail(sh_dtype type, const uint8_t *p, int n, w_block b) {
   uint8_t pad[32] = {0};
   memcpy(pad, p, (w_step(type) * (size_t)n + 31) / 32);
-  return _mm256_and_ps(w_vec(type, pad, 0, b), _mm256_castsi256_ps(v8_mask(n))); /* SH_I4: nibbles of 0 are not zero */
+  return _mm256_and_ps(w_vec(type, pad, 0, b), _mm256_castsi256_ps(v8_mask(n))); /* SH_I4, SH_U8: integers of 0 are not zero */
 }
 
-/* --- Groups: the scales and zero points of a row of SH_I4 or SH_F8_E4M3, some groups at a time. */
+/* --- Groups: the scales and zero points of a row of a type with groups, some of them at a time. */
 
 enum { W_GROUPS = 32 };
 
 typedef struct w_groups {
-  const uint8_t *scales, *zeros; /* of the row; zeros NULL: 8 */
+  const uint8_t *scales, *zeros; /* of the row; zeros NULL: 8, SH_U8 128 */
   float d[W_GROUPS], m[W_GROUPS];
 } w_groups;
 
@@ -182,7 +195,7 @@ SH_INLINE v8 w_scales8(sh_dtype scale_type, const uint8_t *p) {
 SH_INLINE void w_groups_at(sh_dtype type, const sh_wview *w, w_groups *g, int64_t i, int64_t stop, int64_t n) {
   const size_t size = w->scale_type == SH_F32 ? 4 : 2;
   uint8_t pad[32];
-  uint64_t z8 = 0x0808080808080808;
+  uint64_t z8 = w_is_u8(type) ? 0x8080808080808080 : 0x0808080808080808;
   for (int j = 0; j < W_GROUPS && i < stop; j += 8, i += 8) {
     const uint8_t *p = g->scales + (size_t)i * size;
     size_t left = n - i < 8 ? (size_t)(n - i) : 8;
@@ -192,11 +205,15 @@ SH_INLINE void w_groups_at(sh_dtype type, const sh_wview *w, w_groups *g, int64_
       v8_store(g->d + j, _mm256_mul_ps(d, v8_set(256.0f)));
       continue;
     }
+    if (type == SH_I8) {
+      v8_store(g->d + j, d);
+      continue;
+    }
     if (g->zeros && left < 8) memcpy(&z8, g->zeros + i, left);
     else if (g->zeros) memcpy(&z8, g->zeros + i, 8);
     v8 z = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)z8)));
     v8_store(g->d + j, d);
-    v8_store(g->m + j, type == SH_I4 ? v8_neg(_mm256_mul_ps(d, z)) : z);
+    v8_store(g->m + j, type == SH_I4 || type == SH_U8 ? v8_neg(_mm256_mul_ps(d, z)) : z);
   }
 }
 

@@ -11,6 +11,7 @@
 typedef struct qspec {
   const char *base; /* the module's name */
   sh_qlayout layout;
+  int bits; /* 0: 4 */
   int rows, cols, group;
   bool sym, act_order;
   int zero_offset; /* GPTQ: stored zero points are less by it */
@@ -67,26 +68,35 @@ static inline void set_nibble(uint8_t *words, int64_t word, int nibble, int valu
   *p = (uint8_t)(nibble % 2 ? (*p & 15) | value << 4 : (*p & 0xf0) | value);
 }
 
+static inline int qs_bits(const qspec *s) { return s->bits ? s->bits : 4; }
+
+/* Sets integer i of a word of the spec's bits. */
+static inline void set_int(const qspec *s, uint8_t *words, int64_t word, int i, int value) {
+  if (qs_bits(s) == 8) words[4 * word + i] = (uint8_t)value;
+  else set_nibble(words, word, i, value);
+}
+
 /* In which nibble of its word AWQ keeps output i of eight. */
 static const int AWQ_NIBBLE[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
 static inline void put_weight(const qspec *s, uint8_t *w, int r, int c, int q) {
-  int64_t N = s->rows, K = s->cols;
+  int64_t N = s->rows, K = s->cols, per = 32 / qs_bits(s);
   if (s->layout == SH_QL_AWQ) set_nibble(w, c * (N / 8) + r / 8, AWQ_NIBBLE[r % 8], q);
-  else if (s->layout == SH_QL_GPTQ) set_nibble(w, c / 8 * N + r, c % 8, q);
-  else set_nibble(w, r * (K / 8) + c / 8, c % 8, q);
+  else if (s->layout == SH_QL_GPTQ) set_int(s, w, c / per * N + r, c % (int)per, q);
+  else if (s->layout == SH_QL_I8) w[r * K + c] = (uint8_t)(q - 128);
+  else set_int(s, w, r * (K / per) + c / per, c % (int)per, q);
 }
 
 static inline void put_zero(const qspec *s, uint8_t *z, int r, int g, int zero) {
-  int64_t N = s->rows, groups = s->cols / s->group;
-  int v = (zero - s->zero_offset) & 15;
+  int64_t N = s->rows, groups = s->cols / s->group, per = 32 / qs_bits(s);
+  int v = (zero - s->zero_offset) & ((1 << qs_bits(s)) - 1);
   if (s->layout == SH_QL_AWQ) set_nibble(z, g * (N / 8) + r / 8, AWQ_NIBBLE[r % 8], v);
-  else if (s->layout == SH_QL_GPTQ) set_nibble(z, g * (N / 8) + r / 8, r % 8, v);
-  else set_nibble(z, r / 8 * groups + g, r % 8, v);
+  else if (s->layout == SH_QL_GPTQ) set_int(s, z, g * (N / per) + r / per, r % (int)per, v);
+  else set_int(s, z, r / per * groups + g, r % (int)per, v);
 }
 
 static inline void put_scale(const qspec *s, uint8_t *p, int r, int g, float v) {
-  int64_t i = s->layout == SH_QL_ROWS ? r * (s->cols / s->group) + g : (int64_t)g * s->rows + r;
+  int64_t i = s->layout == SH_QL_ROWS || s->layout == SH_QL_I8 ? r * (s->cols / s->group) + g : (int64_t)g * s->rows + r;
   uint16_t h = s->scale_type == SH_F16 ? sh_f32_to_f16(v) : sh_f32_to_bf16(v);
   if (s->scale_type == SH_F32) memcpy(p + 4 * i, &v, 4);
   else memcpy(p + 2 * i, &h, 2);
@@ -94,8 +104,8 @@ static inline void put_scale(const qspec *s, uint8_t *p, int r, int g, float v) 
 
 /* Adds the module's tensors. want [rows, cols] (NULL: not wanted) becomes the weights. Scales are powers of two, exact in every type. */
 static inline void qf_module(qfile *f, const qspec *s, float *want) {
-  int N = s->rows, K = s->cols, G = K / s->group;
-  bool rows = s->layout == SH_QL_ROWS, awq = s->layout == SH_QL_AWQ;
+  int N = s->rows, K = s->cols, G = K / s->group, per = 32 / qs_bits(s), all = 1 << qs_bits(s);
+  bool bytes = s->layout == SH_QL_I8, rows = s->layout == SH_QL_ROWS || bytes, awq = s->layout == SH_QL_AWQ;
   uint64_t seed = s->seed ? s->seed : 88172645463325252ull;
   int *of = malloc((size_t)K * sizeof *of);
   for (int k = 0; k < K; k++) of[k] = k / s->group;
@@ -103,16 +113,17 @@ static inline void qf_module(qfile *f, const qspec *s, float *want) {
     int j = (int)(next_random(&seed) % (uint64_t)(k + 1)), t = of[k];
     of[k] = of[j], of[j] = t;
   }
-  uint8_t *w = rows ? qf_add(f, s->base, ".weight_packed", SH_I32, N, K / 8)
-                    : qf_add(f, s->base, ".qweight", SH_I32, awq ? K : K / 8, awq ? N / 8 : N);
+  uint8_t *w = bytes  ? qf_add(f, s->base, ".weight", SH_I8, N, K)
+               : rows ? qf_add(f, s->base, ".weight_packed", SH_I32, N, K / per)
+                      : qf_add(f, s->base, ".qweight", SH_I32, awq ? K : K / per, awq ? N / 8 : N);
   uint8_t *sc = qf_add(f, s->base, rows ? ".weight_scale" : ".scales", s->scale_type, rows ? N : G, rows ? G : N), *z = NULL;
-  if (!rows) z = qf_add(f, s->base, ".qzeros", SH_I32, G, N / 8);
-  else if (!s->sym) z = qf_add(f, s->base, ".weight_zero_point", SH_I32, (N + 7) / 8, G);
+  if (!rows) z = qf_add(f, s->base, ".qzeros", SH_I32, G, N / per);
+  else if (!s->sym) z = qf_add(f, s->base, ".weight_zero_point", SH_I32, (N + per - 1) / per, G);
   if (!awq && (!rows || s->act_order)) {
     uint8_t *order = qf_add(f, s->base, rows ? ".weight_g_idx" : ".g_idx", SH_I32, K, 0);
     memcpy(order, of, (size_t)K * sizeof *of);
   }
-  if (rows) {
+  if (rows && !bytes) {
     const int64_t shape[2] = {N, K};
     memcpy(qf_add(f, s->base, ".weight_shape", SH_I64, 2, 0), shape, sizeof shape);
   }
@@ -120,13 +131,13 @@ static inline void qf_module(qfile *f, const qspec *s, float *want) {
   float *scale = malloc((size_t)G * sizeof *scale);
   for (int r = 0; r < N; r++) {
     for (int g = 0; g < G; g++) {
-      zero[g] = s->sym ? 8 : (int)(next_random(&seed) % 16) + s->zero_offset;
+      zero[g] = s->sym ? all / 2 : (int)(next_random(&seed) % (uint64_t)(all - (all == 256))) + s->zero_offset; /* 256 is refused */
       scale[g] = (next_random(&seed) & 1 ? 1.0f : -1.0f) / (float)(1 << next_random(&seed) % 8);
       if (z) put_zero(s, z, r, g, zero[g]);
       put_scale(s, sc, r, g, scale[g]);
     }
     for (int k = 0; k < K; k++) {
-      int q = (int)(next_random(&seed) >> 20 & 15);
+      int q = (int)(next_random(&seed) >> 20 & (uint64_t)(all - 1));
       put_weight(s, w, r, k, q);
       if (want) want[(size_t)r * (size_t)K + (size_t)k] = (float)(q - zero[of[k]]) * scale[of[k]];
     }
@@ -144,14 +155,15 @@ static inline const char *qf_config(const qspec *s) {
              s->group);
   else if (s->layout == SH_QL_GPTQ)
     snprintf(text, sizeof text,
-             "{\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":%d,\"sym\":%s,\"checkpoint_format\":\"%s\"}}",
-             s->group, s->sym ? "true" : "false", s->zero_offset ? "gptq" : "gptq_v2");
+             "{\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":%d,\"group_size\":%d,\"sym\":%s,\"checkpoint_format\":\"%s\"}}",
+             qs_bits(s), s->group, s->sym ? "true" : "false", s->zero_offset ? "gptq" : "gptq_v2");
   else
-    snprintf(text, sizeof text,
-             "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":\"pack-quantized\",\"config_groups\":{\"g\":{"
-             "\"targets\":[\"Linear\"],\"weights\":{\"num_bits\":4,\"type\":\"int\",\"symmetric\":%s,\"strategy\":\"group\",\"group_size\":"
-             "%d}}}}}",
-             s->sym ? "true" : "false", s->group);
+    snprintf(
+        text, sizeof text,
+        "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":\"pack-quantized\",\"config_groups\":{\"g\":{"
+        "\"targets\":[\"Linear\"],\"weights\":{\"num_bits\":%d,\"type\":\"int\",\"symmetric\":%s,\"strategy\":\"group\",\"group_size\":"
+        "%d}}}}}",
+        qs_bits(s), s->sym ? "true" : "false", s->group);
   return text;
 }
 

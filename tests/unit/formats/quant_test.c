@@ -117,6 +117,21 @@ static void it_may_stand_in_the_text_config_or_under_its_old_name(void **state) 
   assert_int_equal(sh_quant_parse(&q, NULL, NULL), 0); /* a GGUF has no config.json */
 }
 
+static void eight_bits_are_read_where_the_config_says_so(void **state) {
+  (void)state;
+  sh_quant q = accept("{\"quant_method\":\"gptq\",\"bits\":8,\"group_size\":128}");
+  assert_true(q.int8 && !q.int4);
+  q = accept("{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":128,\"dynamic\":{\"+:.*down.*\":{\"bits\":8,\"group_size\":32}}}");
+  assert_true(q.int8 && q.int4);
+  q = accept("{\"quant_method\":\"compressed-tensors\",\"format\":\"int-quantized\",\"config_groups\":{\"a\":{\"weights\":{\"num_bits\":8,"
+             "\"type\":\"int\",\"strategy\":\"channel\"},\"input_activations\":{\"num_bits\":8,\"type\":\"int\",\"dynamic\":true}}}}");
+  assert_true(q.int8 && !q.int4 && !q.fp8 && q.symmetric);
+  assert_int_equal(q.groups[0], -1);
+  q = accept(CT("\"config_groups\":{\"a\":" SCHEME(
+      "{\"num_bits\":8,\"type\":\"int\",\"symmetric\":false,\"strategy\":\"group\",\"group_size\":64}") "}"));
+  assert_true(q.int8 && q.asymmetric && !q.symmetric);
+}
+
 /* Each with its name and with something to use in its place. */
 static void what_is_not_read_is_refused_by_name(void **state) {
   (void)state;
@@ -142,7 +157,11 @@ static void what_is_not_read_is_refused_by_name(void **state) {
       {"{\"quant_method\":\"awq\",\"bits\":4.5}", "bits is not a whole number", "", SH_ERR_FORMAT},
       {"{\"quant_method\":\"awq\",\"bits\":4,\"group_size\":-7}", "group_size is -7", "", SH_ERR_FORMAT},
       {"{\"quant_method\":\"awq\",\"bits\":4,\"version\":[]}", "version is not a string", "", SH_ERR_FORMAT},
-      {"{\"quant_method\":\"gptq\",\"bits\":8,\"group_size\":128}", "8-bit GPTQ", "FP8", SH_ERR_UNSUPPORTED},
+      {"{\"quant_method\":\"awq\",\"bits\":8}", "8-bit AWQ", "FP8", SH_ERR_UNSUPPORTED},
+      {"{\"quant_method\":\"gptq\",\"bits\":3,\"group_size\":128}", "3-bit GPTQ", "4-bit", SH_ERR_UNSUPPORTED},
+      {"{\"quant_method\":\"gptq\",\"bits\":6,\"group_size\":128}", "6-bit GPTQ", "FP8", SH_ERR_UNSUPPORTED},
+      {"{\"quant_method\":\"auto-round\",\"packing_format\":\"auto_round:auto_awq\",\"bits\":8}", "8-bit AutoRound", "FP8",
+       SH_ERR_UNSUPPORTED},
       {"{\"quant_method\":\"gptq\",\"bits\":4,\"checkpoint_format\":\"marlin\"}", "layout marlin", "gptq_v2", SH_ERR_UNSUPPORTED},
       {"{\"quant_method\":\"gptq\",\"bits\":4,\"is_marlin_format\":true}", "layout marlin", "gptq_v2", SH_ERR_UNSUPPORTED},
       {"{\"quant_method\":\"gptq\",\"bits\":4,\"is_marlin_format\":1}", "is_marlin_format is not true or false", "", SH_ERR_FORMAT},
@@ -155,7 +174,7 @@ static void what_is_not_read_is_refused_by_name(void **state) {
       {"{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\"}", "format e5m2", "BF16", SH_ERR_UNSUPPORTED},
       {"{\"quant_method\":\"fp8\",\"weight_block_size\":[128]}", "not a pair", "", SH_ERR_FORMAT},
       {"{\"quant_method\":\"fp8\",\"weight_block_size\":[0,128]}", "weight_block_size is 0", "", SH_ERR_FORMAT},
-      {"{\"quant_method\":\"compressed-tensors\",\"format\":\"int-quantized\"}", "W8A8", "FP8", SH_ERR_UNSUPPORTED},
+      {"{\"quant_method\":\"compressed-tensors\",\"format\":\"mxfp8-quantized\"}", "MXFP8", "FP8", SH_ERR_UNSUPPORTED},
       {"{\"quant_method\":\"compressed-tensors\",\"format\":\"nvfp4-pack-quantized\"}", "NVFP4", "AWQ", SH_ERR_UNSUPPORTED},
       {"{\"quant_method\":\"compressed-tensors\",\"format\":\"mxfp4-pack-quantized\"}", "MXFP4", "AWQ", SH_ERR_UNSUPPORTED},
       {"{\"quant_method\":\"compressed-tensors\",\"format\":\"marlin-24\"}", "marlin-24", "AWQ", SH_ERR_UNSUPPORTED},
@@ -163,10 +182,12 @@ static void what_is_not_read_is_refused_by_name(void **state) {
       {CT("\"config_groups\":{}"), "config_groups", "", SH_ERR_FORMAT},
       {CT("\"config_groups\":[1]"), "config_groups", "", SH_ERR_FORMAT},
       {CT("\"config_groups\":{\"a\":{\"weights\":3}}"), "not an object", "", SH_ERR_FORMAT},
-      {CT("\"config_groups\":{\"a\":" SCHEME("{\"num_bits\":8,\"type\":\"int\"}") "}"), "8-bit weights of type int (W8A16)", "FP8",
+      {CT("\"config_groups\":{\"a\":" SCHEME("{\"num_bits\":8,\"type\":\"int\"}") "}"), "int8 with the strategy tensor", "channel",
        SH_ERR_UNSUPPORTED},
-      {CT("\"config_groups\":{\"a\":{\"weights\":{\"num_bits\":8,\"type\":\"int\"},\"input_activations\":{\"dynamic\":true}}}"), "(W8A8)",
-       "FP8", SH_ERR_UNSUPPORTED},
+      {CT("\"config_groups\":{\"a\":" SCHEME("{\"num_bits\":6,\"type\":\"int\"}") "}"), "6-bit weights of type int", "FP8",
+       SH_ERR_UNSUPPORTED},
+      {CT("\"config_groups\":{\"a\":{\"weights\":{\"num_bits\":8,\"type\":\"int\"},\"input_activations\":{\"dynamic\":false}}}"),
+       "static input_activations", "dynamic", SH_ERR_UNSUPPORTED},
       {CT("\"config_groups\":{\"a\":{\"weights\":{\"num_bits\":8,\"type\":\"float\"},\"input_activations\":{\"dynamic\":false}}}"),
        "static input_activations", "dynamic", SH_ERR_UNSUPPORTED},
       {CT("\"config_groups\":{\"a\":" SCHEME("{\"num_bits\":4,\"type\":\"float\"}") "}"), "4-bit floats", "AWQ", SH_ERR_UNSUPPORTED},
@@ -247,6 +268,12 @@ static const qspec AWQ = {.base = "m", .layout = SH_QL_AWQ, .rows = 16, .cols = 
 static const qspec GPTQ = {.base = "m", .layout = SH_QL_GPTQ, .rows = 16, .cols = 64, .group = 32, .zero_offset = 1, .scale_type = SH_F16};
 static const qspec ROWS = {.base = "m", .layout = SH_QL_ROWS, .rows = 16, .cols = 64, .group = 32, .scale_type = SH_BF16};
 
+static const qspec GPTQ8 = {
+    .base = "m", .layout = SH_QL_GPTQ, .bits = 8, .rows = 16, .cols = 64, .group = 32, .zero_offset = 1, .scale_type = SH_F16};
+static const qspec ROWS8 = {.base = "m", .layout = SH_QL_ROWS, .bits = 8, .rows = 16, .cols = 64, .group = 32, .scale_type = SH_BF16};
+static const qspec BYTES = {
+    .base = "m", .layout = SH_QL_I8, .bits = 8, .rows = 16, .cols = 64, .group = 64, .sym = true, .scale_type = SH_BF16};
+
 typedef struct fault {
   const qspec *spec;
   const char *tensor; /* after the base */
@@ -282,7 +309,13 @@ static const fault FAULTS[] = {
      .code = SH_ERR_FORMAT},
     {&AWQ, NULL, KEEP, .config = "{\"quantization_config\":{\"quant_method\":\"awq\",\"bits\":4,\"group_size\":48}}",
      .says = "64 columns are no multiple of the group size 48", .code = SH_ERR_UNSUPPORTED},
-    {&GPTQ, ".qweight", NULL, {16, 16}, KEEP, .says = "8-bit weights", .code = SH_ERR_UNSUPPORTED},
+    {&GPTQ,
+     ".qweight",
+     NULL,
+     {16, 16},
+     KEEP,
+     .says = "holds 8-bit weights by its shape, but quantization_config says 4 bits",
+     .code = SH_ERR_FORMAT},
     {&GPTQ, ".qweight", NULL, {4, 16}, KEEP, .says = "2-bit weights", .code = SH_ERR_UNSUPPORTED},
     {&GPTQ, ".qweight", NULL, {6, 16}, KEEP, .says = "3-bit weights", .code = SH_ERR_UNSUPPORTED},
     {&GPTQ, ".qweight", NULL, {64, 2}, KEEP, .says = "shape [8, 16] is wanted, [64, 2] is found", .code = SH_ERR_FORMAT},
@@ -298,7 +331,31 @@ static const fault FAULTS[] = {
     {&ROWS, ".weight_zero_point", "", KEEP, .says = "m.weight_zero_point is missing", .code = SH_ERR_FORMAT},
     {&ROWS, ".weight_zero_point", NULL, {16, 2}, KEEP, .says = "shape [2, 2] is wanted, [16, 2] is found", .code = SH_ERR_FORMAT},
     {&ROWS, ".weight_zero_point", NULL, {2, 2}, .type = SH_I8, .says = "m.weight_zero_point is stored as I8", .code = SH_ERR_FORMAT},
-    {&ROWS, ".weight_packed", NULL, {16, 16}, KEEP, .says = "8-bit weights", .code = SH_ERR_UNSUPPORTED},
+    {&ROWS,
+     ".weight_packed",
+     NULL,
+     {16, 16},
+     KEEP,
+     .says = "holds 8-bit weights by its shape, but quantization_config says 4 bits",
+     .code = SH_ERR_FORMAT},
+    {&ROWS8,
+     ".weight_packed",
+     NULL,
+     {16, 8},
+     KEEP,
+     .says = "holds 4-bit weights by its shape, but quantization_config says 8 bits",
+     .code = SH_ERR_FORMAT},
+    {&ROWS8, ".weight_zero_point", NULL, {2, 2}, KEEP, .says = "shape [4, 2] is wanted, [2, 2] is found", .code = SH_ERR_FORMAT},
+    {&GPTQ8, ".qzeros", NULL, {2, 2}, KEEP, .says = "shape [2, 4] is wanted, [2, 2] is found", .code = SH_ERR_FORMAT},
+    {&GPTQ8, ".qzeros", NULL, KEEP, .value = 0x7f7fff7f, .has_value = true, .says = "m.qzeros: a stored zero point of 255 is 256 to some",
+     .code = SH_ERR_UNSUPPORTED},
+    {&BYTES, ".weight_scale", "", KEEP, .says = "m.weight_scale is missing", .code = SH_ERR_FORMAT},
+    {&BYTES, ".weight_scale", NULL, {15, 1}, KEEP, .says = "shape [16, 1] is wanted, [15, 1] is found", .code = SH_ERR_FORMAT},
+    {&BYTES, ".weight_scale", NULL, {16, 1}, .type = SH_I8, .says = "m.weight_scale is stored as I8", .code = SH_ERR_FORMAT},
+    {&BYTES, ".weight", NULL, {16, 63}, KEEP, .says = "shape [16, 64] is wanted, [16, 63] is found", .code = SH_ERR_FORMAT},
+    {&BYTES, NULL, KEEP, .config = "{}", .says = "config.json has no quantization_config", .code = SH_ERR_FORMAT},
+    {&BYTES, NULL, KEEP, .config = "{\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":8}}",
+     .says = "m.weight does not belong to the method", .code = SH_ERR_FORMAT},
     {&ROWS, ".weight_packed", NULL, {16, 8}, .type = SH_F32, .says = "m.weight_packed is stored as F32", .code = SH_ERR_FORMAT},
     {&ROWS, ".weight_packed", NULL, {15, 8}, KEEP, .says = "shape [16, 8] is wanted, [15, 8] is found", .code = SH_ERR_FORMAT},
     {&ROWS, ".weight_shape", NULL, KEEP, .value = 17, .has_value = true, .says = "says [17, 64], [16, 64] is wanted",
@@ -353,6 +410,27 @@ static void broken_modules_are_named_with_both_numbers(void **state) {
     qf_free(f);
     free(f);
   }
+}
+
+/* Symmetric int-quantized modules of some writers have zero points, all of them 0. */
+static void zero_points_of_signed_bytes_must_be_0(void **state) {
+  (void)state;
+  qfile *f = calloc(1, sizeof *f);
+  qf_module(f, &BYTES, NULL);
+  qf_add(f, "m", ".weight_zero_point", SH_I8, 16, 1);
+  for (int bad = 0; bad < 2; bad++) {
+    qf_data(f, "m.weight_zero_point")[7] = (uint8_t)bad;
+    qf_write(f, qf_config(&BYTES));
+    qopen o;
+    sh_wview v;
+    sh_error e = {0};
+    if (qo_open(&o, &e)) fail_msg("%s", e.text);
+    assert_int_equal(qo_add(&o, "m", 16, 64, &v, &e), bad ? SH_ERR_UNSUPPORTED : 0);
+    if (bad) assert_says(e.text, "m.weight_zero_point is not all 0");
+    qo_close(&o);
+  }
+  qf_free(f);
+  free(f);
 }
 
 /* Sizes that the config of the model gives, and that cannot be in this layout. */
@@ -473,9 +551,11 @@ int main(void) {
       cmocka_unit_test(fp8_has_blocks_or_none),
       cmocka_unit_test(it_may_stand_in_the_text_config_or_under_its_old_name),
       cmocka_unit_test(what_is_not_read_is_refused_by_name),
+      cmocka_unit_test(eight_bits_are_read_where_the_config_says_so),
       cmocka_unit_test(more_group_sizes_than_fit_are_refused),
       cmocka_unit_test(damaged_configs_are_refused_or_read),
       cmocka_unit_test_setup_teardown(broken_modules_are_named_with_both_numbers, make_temp_dir, remove_temp_dir),
+      cmocka_unit_test_setup_teardown(zero_points_of_signed_bytes_must_be_0, make_temp_dir, remove_temp_dir),
       cmocka_unit_test_setup_teardown(sizes_that_do_not_pack_are_refused_with_numbers, make_temp_dir, remove_temp_dir),
       cmocka_unit_test_setup_teardown(a_declared_size_that_divides_wins_over_one_that_does_not, make_temp_dir, remove_temp_dir),
       cmocka_unit_test_setup_teardown(fp8_scales_are_of_blocks_rows_or_the_tensor, make_temp_dir, remove_temp_dir),

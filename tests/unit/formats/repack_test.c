@@ -28,16 +28,20 @@ static void repacked_weights_are_those_of_the_layout(void **state) {
                {264, 384, 128}, {24, 48, 16}, {120, 1152, 1152}, {512, 272, 16}};
   static const sh_dtype TYPES[] = {SH_F16, SH_BF16, SH_F32};
   for (int i = 0; i < 8; i++) {
-    for (int variant = 0; variant < 10; variant++) {
+    for (int variant = 0; variant < 18; variant++) {
       static const struct {
         sh_qlayout layout;
         bool sym, order;
-        int offset;
-      } V[10] = {{SH_QL_AWQ, false, false, 0}, {SH_QL_AWQ, true, false, 0}, {SH_QL_GPTQ, true, false, 1}, {SH_QL_GPTQ, false, false, 1},
-                 {SH_QL_GPTQ, false, true, 1}, {SH_QL_GPTQ, true, true, 0}, {SH_QL_ROWS, true, false, 0}, {SH_QL_ROWS, false, false, 0},
-                 {SH_QL_ROWS, false, true, 0}, {SH_QL_ROWS, true, true, 0}};
+        int offset, bits;
+      } V[18] = {{SH_QL_AWQ, false, false, 0, 4},  {SH_QL_AWQ, true, false, 0, 4},   {SH_QL_GPTQ, true, false, 1, 4},
+                 {SH_QL_GPTQ, false, false, 1, 4}, {SH_QL_GPTQ, false, true, 1, 4},  {SH_QL_GPTQ, true, true, 0, 4},
+                 {SH_QL_ROWS, true, false, 0, 4},  {SH_QL_ROWS, false, false, 0, 4}, {SH_QL_ROWS, false, true, 0, 4},
+                 {SH_QL_ROWS, true, true, 0, 4},   {SH_QL_GPTQ, true, false, 1, 8},  {SH_QL_GPTQ, false, false, 1, 8},
+                 {SH_QL_GPTQ, false, true, 0, 8},  {SH_QL_ROWS, true, false, 0, 8},  {SH_QL_ROWS, false, false, 0, 8},
+                 {SH_QL_ROWS, false, true, 0, 8},  {SH_QL_ROWS, true, true, 0, 8},   {SH_QL_I8, true, false, 0, 8}};
       qspec s = {.base = "m",
                  .layout = V[variant].layout,
+                 .bits = V[variant].bits,
                  .rows = SIZES[i].rows,
                  .cols = SIZES[i].cols,
                  .group = SIZES[i].group,
@@ -46,7 +50,7 @@ static void repacked_weights_are_those_of_the_layout(void **state) {
                  .zero_offset = V[variant].offset,
                  .scale_type = TYPES[(i + variant) % 3],
                  .seed = 1000 + (uint64_t)i};
-      if (s.layout == SH_QL_ROWS) s.rows -= 3; /* rows of any number there */
+      if (s.layout == SH_QL_ROWS || s.layout == SH_QL_I8) s.rows -= 3; /* rows of any number there */
       qfile *f = calloc(1, sizeof *f);
       float *want = weights_of(&s);
       qf_module(f, &s, want);
@@ -62,6 +66,7 @@ static void repacked_weights_are_those_of_the_layout(void **state) {
       assert_true(!s.sym || !v.zeros);
       assert_true(!v.perm == !(s.act_order && s.group < s.cols));
       if (s.layout == SH_QL_ROWS && !v.perm) assert_ptr_equal(v.data, sh_ckpt_find(o.ck, "m.weight_packed")->data); /* no copy */
+      if (s.layout == SH_QL_I8) assert_ptr_equal(v.data, sh_ckpt_find(o.ck, "m.weight")->data);
       assert_int_equal((uintptr_t)v.perm % 4, 0);
       qo_close(&o);
       qf_free(f);
