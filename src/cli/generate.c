@@ -51,7 +51,7 @@ static const sh_opt TABLE[] = {
     {"quantization", "q", SH_OPT_STR, AT(quantization), 0, 0, NULL, "SHENG_QUANTIZATION", "Compute", "METHOD",
      "Refuse a checkpoint that is not quantized by this method."},
     {"cache-dir", NULL, SH_OPT_STR, AT(cache_dir), 0, 0, NULL, "SHENG_CACHE_DIR", "Compute", "FOLDER",
-     "Where repacked 4-bit weights are kept for the next start; default: .sheng-cache in the model's folder. Empty: in memory."},
+     "Where repacked weights are kept for the next start; default: .sheng-cache in the model's folder. Empty: in memory."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, "SHENG_EXACT", "Compute", NULL, "float32 everywhere: the reference numbers."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, "SHENG_THREADS", "Compute", "N",
      "Threads that compute; 0 is one per usable core."},

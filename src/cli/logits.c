@@ -40,7 +40,7 @@ static const sh_opt TABLE[] = {
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, NULL, "Computation", "N", "Threads; 0 is every usable core."},
     {"cpu", NULL, SH_OPT_ENUM, AT(cpu), 0, 0, "native|avx2|baseline", NULL, "Computation", "LEVEL", "Instruction sets to use."},
     {"cache-dir", NULL, SH_OPT_STR, AT(cache_dir), 0, 0, NULL, "SHENG_CACHE_DIR", "Computation", "FOLDER",
-     "Where repacked 4-bit weights are kept for the next start; default: .sheng-cache in the model's folder. Empty: in memory."},
+     "Where repacked weights are kept for the next start; default: .sheng-cache in the model's folder. Empty: in memory."},
     {0},
 };
 #undef AT

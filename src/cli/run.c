@@ -50,7 +50,7 @@ static const sh_opt table[] = {
     {"dtype", NULL, SH_OPT_ENUM, AT(dtype), 0, 0, "auto|bfloat16|float16|float32", "SHENG_DTYPE", "Model", NULL,
      "What the weights are expected to be."},
     {"cache-dir", NULL, SH_OPT_STR, AT(cache_dir), 0, 0, NULL, "SHENG_CACHE_DIR", "Model", "FOLDER",
-     "Where repacked 4-bit weights are kept for the next start; default: .sheng-cache in the model's folder. Empty: in memory."},
+     "Where repacked weights are kept for the next start; default: .sheng-cache in the model's folder. Empty: in memory."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, "SHENG_EXACT", "Model", NULL, "float32 everywhere: the reference numbers."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, "SHENG_THREADS", "Model", "N",
      "Threads that compute; 0 is one per usable core."},

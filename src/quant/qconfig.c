@@ -134,19 +134,22 @@ static void put_dynamic(sh_jw *w, const sh_qscheme *s) {
 
 /* --- The three methods */
 
-static void put_names(sh_jw *w, const char *key, const sh_qscheme *s) {
+/* A head that is the embedding is not stored, and so in no list of the caller's, but readers make a linear module of it and would look for
+ * its integers. */
+static void put_names(sh_jw *w, const char *key, const sh_qscheme *s, bool tied) {
   sh_jw_key(w, key);
   sh_jw_arr(w);
   for (int i = 0; i < s->n_ignored; i++) sh_jw_str(w, s->ignored[i]);
+  if (tied) sh_jw_str(w, "lm_head");
   sh_jw_end_arr(w);
 }
 
-static void put_awq(sh_jw *w, const sh_qscheme *s) {
+static void put_awq(sh_jw *w, const sh_qscheme *s, bool tied) {
   sh_jw_kint(w, "bits", s->bits);
   sh_jw_kint(w, "group_size", s->group);
   sh_jw_kbool(w, "zero_point", true); /* the layout always has them */
   sh_jw_kstr(w, "version", "gemm");
-  put_names(w, "modules_to_not_convert", s);
+  put_names(w, "modules_to_not_convert", s, tied);
 }
 
 static void put_gptq(sh_jw *w, const sh_qscheme *s, bool head) {
@@ -193,7 +196,7 @@ static void put_ct_activations(sh_jw *w) {
   sh_jw_end_obj(w);
 }
 
-static void put_ct(sh_jw *w, const sh_qscheme *s) {
+static void put_ct(sh_jw *w, const sh_qscheme *s, bool tied) {
   const char *format = sh_qscheme_int_quantized(s) ? "int-quantized" : "pack-quantized";
   sh_jw_key(w, "config_groups");
   sh_jw_obj(w);
@@ -211,21 +214,22 @@ static void put_ct(sh_jw *w, const sh_qscheme *s) {
   sh_jw_end_obj(w);
   sh_jw_end_obj(w);
   sh_jw_kstr(w, "format", format);
-  put_names(w, "ignore", s);
+  put_names(w, "ignore", s, tied);
   sh_jw_knull(w, "kv_cache_scheme");
   sh_jw_kstr(w, "quantization_status", "compressed");
 }
 
 static void put_quantization(sh_jw *w, const sh_json *config, const sh_qscheme *s) {
-  const sh_json *tied = sh_json_get(config, "tie_word_embeddings");
-  if (!tied) tied = sh_json_path(config, "text_config.tie_word_embeddings");
-  bool head = !(sh_json_is(tied, SH_JSON_BOOL) && tied->b); /* whether an output head is quantized */
-  for (int i = 0; i < s->n_ignored; i++) head = head && !sh_str_ends(s->ignored[i], "lm_head");
+  const sh_json *tie = sh_json_get(config, "tie_word_embeddings");
+  if (!tie) tie = sh_json_path(config, "text_config.tie_word_embeddings");
+  bool named = false; /* the output head, among those left alone */
+  for (int i = 0; i < s->n_ignored; i++) named = named || sh_str_ends(s->ignored[i], "lm_head");
+  bool tied = sh_json_is(tie, SH_JSON_BOOL) && tie->b && !named;
   sh_jw_obj(w);
   sh_jw_kstr(w, "quant_method", sh_qformat_name(s->format));
-  if (s->format == SH_QF_AWQ) put_awq(w, s);
-  else if (s->format == SH_QF_GPTQ) put_gptq(w, s, head);
-  else put_ct(w, s);
+  if (s->format == SH_QF_AWQ) put_awq(w, s, tied);
+  else if (s->format == SH_QF_GPTQ) put_gptq(w, s, !named && !tied);
+  else put_ct(w, s, tied);
   sh_jw_end_obj(w);
 }
 

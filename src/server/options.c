@@ -38,7 +38,7 @@ const sh_opt sh_serve_option_table[] = {
     {"quantization", "q", SH_OPT_STR, AT(quantization), 0, 0, NULL, "SHENG_QUANTIZATION", MODEL, "METHOD",
      "Refuse a checkpoint that is not quantized by this method; found by itself when not given."},
     {"cache-dir", NULL, SH_OPT_STR, AT(cache_dir), 0, 0, NULL, "SHENG_CACHE_DIR", MODEL, "FOLDER",
-     "Where repacked 4-bit weights are kept for the next start; default: .sheng-cache in the model's folder. Empty: in memory."},
+     "Where repacked weights are kept for the next start; default: .sheng-cache in the model's folder. Empty: in memory."},
     {"chat-template", NULL, SH_OPT_STR, AT(chat_template), 0, 0, NULL, "SHENG_CHAT_TEMPLATE", MODEL, "FILE|TEXT",
      "Chat template in place of the model's: a file, or the template itself when it holds {{ or {%."},
     {"default-chat-template-kwargs", NULL, SH_OPT_STR, AT(default_kwargs), 0, 0, NULL, "SHENG_DEFAULT_CHAT_TEMPLATE_KWARGS", MODEL, "JSON",

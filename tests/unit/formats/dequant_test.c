@@ -351,8 +351,31 @@ static void rows_of_smollm2_equal_the_gguf_package(void **state) {
   check_rows(rows, 2);
 }
 
+static void bytes_with_scales_follow_their_layouts(void **state) {
+  (void)state;
+  static const uint8_t q[2][4] = {{0, 127, 128, 255}, {1, 2, 3, 200}}, zeros[2][2] = {{0, 255}, {7, 128}};
+  static const float scales[2][2] = {{0.5f, -2}, {1, 3}};
+  sh_wview v = {.type = SH_I8, .rows = 2, .cols = 4, .data = q[0], .row_bytes = 4, .group = 2, .scale_rows = 1};
+  float out[4];
+  v.scale_type = SH_F32;
+  v.scales = (const uint8_t *)scales;
+  v.scale_row_bytes = 8;
+  sh_dequant_row(&v, 0, out);
+  assert_memory_equal(out, ((float[]){0, 63.5f, 256, 2}), sizeof out);
+  v.type = SH_U8; /* no zero points: 128 */
+  sh_dequant_row(&v, 1, out);
+  assert_memory_equal(out, ((float[]){-127, -126, -375, 216}), sizeof out);
+  v.zeros = zeros[0];
+  v.zero_row_bytes = 2;
+  sh_dequant_row(&v, 0, out);
+  assert_memory_equal(out, ((float[]){0, 63.5f, 254, -0.0f}), sizeof out);
+  sh_dequant_cols(&v, 1, 1, 2, out);
+  assert_memory_equal(out, ((float[]){-5, -375}), 2 * sizeof *out);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(bytes_with_scales_follow_their_layouts),
       cmocka_unit_test(f16_conversions_are_inverse_for_every_value),
       cmocka_unit_test(f16_rounds_halfway_cases_to_even),
       cmocka_unit_test(bf16_conversions_round_to_even_and_keep_nan),

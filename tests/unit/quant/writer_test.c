@@ -6,14 +6,13 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
-#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <time.h>
 
 #include "base/log.h"
 #include "base/text.h"
 #include "formats/safetensors.h"
-#include "unit/formats/files.h"
+#include "unit/quant/fast_dir.h"
 
 enum { PARTS = 7, PART_BYTES = 3000 };
 
@@ -30,16 +29,8 @@ static void put_in_source(const char *name, const char *text) {
   put_text(path, text);
 }
 
-/* In memory where there is some: a disk's syncs would take most of the time. */
-static int make_folder(void **state) {
-  struct statvfs v;
-  snprintf(temp_dir, sizeof temp_dir, "/dev/shm/sheng-test-XXXXXX");
-  if (statvfs("/dev/shm", &v) == 0 && v.f_bavail * v.f_frsize > (64u << 20) && mkdtemp(temp_dir)) return 0;
-  return make_temp_dir(state);
-}
-
 static int make_source(void **state) {
-  if (make_folder(state)) return -1;
+  if (make_fast_dir(state)) return -1;
   sh_error e = {0};
   assert_int_equal(mkdir(in_temp("src"), 0755), 0);
   assert_int_equal(mkdir(in_temp("src/folder"), 0755), 0);
