@@ -26,6 +26,7 @@ typedef struct sh_qscheme {
   int64_t group;              /* columns per scale; -1: one scale a row, whatever the columns */
   bool symmetric, order;      /* no zero points; columns in an order of their own (GPTQ act-order) */
   bool int8_activations;      /* W8A8 (dynamic, per token): compressed-tensors with 8 bits, symmetric, one scale a row */
+  bool mtp;                   /* modules of mtp. are quantized too; else the rules for GPTQ's readers leave all of it alone */
   const char *const *ignored; /* [n_ignored] names of linear modules left as they are (as stored, without ".weight") */
   int n_ignored;
 } sh_qscheme;

@@ -16,7 +16,7 @@
 /* --- GPTQ's rules */
 
 /* A module's name in pieces: "model.language_model." "layers." 3 ".mlp.gate"; without a number all of it is the tail. Of the parts that are
- * left alone as a whole, the draft layers and the vision tower, there is only a tail: "mtp". */
+ * left alone as a whole, the vision tower and mostly the draft layers, there is only a tail: "mtp". */
 typedef struct name_parts {
   const char *head; /* "layers" */
   size_t head_len;
@@ -34,20 +34,20 @@ static const char *skip_outer(const char *s) {
   return s;
 }
 
-static name_parts take_apart(const char *name) {
+static name_parts take_apart(const sh_qscheme *s, const char *name) {
   name_parts p = {.head = skip_outer(name)};
-  if (sh_str_starts(p.head, "mtp.") || sh_str_starts(p.head, "visual.")) {
-    p.whole = true;
+  p.whole = sh_str_starts(p.head, "visual.") || (sh_str_starts(p.head, "mtp.") && !s->mtp);
+  if (p.whole) {
     p.tail = sh_str_starts(p.head, "mtp.") ? "mtp" : "visual";
     return p;
   }
-  for (const char *s = p.head; (s = strchr(s, '.')); s++) {
-    size_t digits = strspn(s + 1, "0123456789");
-    if (!digits || s[1 + digits] != '.') continue;
-    p.head_len = (size_t)(s - p.head);
-    p.number = s + 1;
+  for (const char *dot = p.head; (dot = strchr(dot, '.')); dot++) {
+    size_t digits = strspn(dot + 1, "0123456789");
+    if (!digits || dot[1 + digits] != '.') continue;
+    p.head_len = (size_t)(dot - p.head);
+    p.number = dot + 1;
     p.number_len = digits;
-    p.tail = s + 1 + digits + 1;
+    p.tail = dot + 1 + digits + 1;
     return p;
   }
   p.tail = p.head;
@@ -91,7 +91,7 @@ static void put_rule(sh_buf *b, const sh_qscheme *s, int at, const name_parts *p
     sh_buf_puts(b, "\\.(");
     sh_buf_put(b, p->number, p->number_len);
     for (int i = at + 1; i < s->n_ignored; i++) {
-      name_parts q = take_apart(s->ignored[i]);
+      name_parts q = take_apart(s, s->ignored[i]);
       if (!same_rule(p, &q)) continue;
       sh_buf_putc(b, '|');
       sh_buf_put(b, q.number, q.number_len);
@@ -107,7 +107,7 @@ static void put_rule(sh_buf *b, const sh_qscheme *s, int at, const name_parts *p
 
 static bool told_before(const sh_qscheme *s, int at, const name_parts *p) {
   for (int i = 0; i < at; i++) {
-    name_parts q = take_apart(s->ignored[i]);
+    name_parts q = take_apart(s, s->ignored[i]);
     if (same_rule(p, &q)) return true;
   }
   return false;
@@ -119,7 +119,7 @@ static void put_dynamic(sh_jw *w, const sh_qscheme *s) {
   sh_jw_key(w, "dynamic");
   sh_jw_obj(w);
   for (int i = 0; i < s->n_ignored; i++) {
-    name_parts p = take_apart(s->ignored[i]);
+    name_parts p = take_apart(s, s->ignored[i]);
     if (told_before(s, i, &p)) continue;
     sh_buf_reset(&rule);
     put_rule(&rule, s, i, &p);

@@ -118,6 +118,7 @@ static int look_at_rest(run *u, sh_error *e) {
     sh_qmod m = {.t = t, .quantize = true};
     if (rest_taken(u, t, m.name)) {
       sh_wview v = view_of(t);
+      if (strncmp(m.name, "mtp.", 4) == 0) u->scheme.mtp = true;
       m.w = &v;
       rc = check_module(u, &m, e);
     } else if (rest_module(t, m.name)) {

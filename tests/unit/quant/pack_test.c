@@ -299,6 +299,14 @@ static void the_config_is_the_sources_with_the_scheme(void **state) {
     for (int i = 0; i < 5; i++) assert_string_equal(rules->members[i].key, RULES[i]);
     assert_false(sh_json_get(q, "lm_head")->b);
   }
+  sh_qscheme with_mtp = {.format = SH_QF_GPTQ, .bits = 4, .group = 64, .mtp = true, .ignored = IGNORED + 4, .n_ignored = 2};
+  sh_buf_reset(&text);
+  assert_int_equal(sh_qconfig_text(source, &with_mtp, &text, NULL), 0);
+  assert_int_equal(sh_json_parse(text.p, text.len, NULL, a, &made, NULL), 0);
+  const sh_json *single = sh_json_path(made, "quantization_config.dynamic");
+  assert_int_equal(single->len, 2);
+  assert_string_equal(single->members[0].key, "-:.*mtp\\.layers\\.(0)\\.mlp\\.(up_proj|gate_up_proj)$");
+  assert_string_equal(single->members[1].key, "-:.*mtp\\.fc$");
   assert_int_equal(sh_qconfig_text(NULL, &SCHEMES[0], &text, NULL), SH_ERR_ARG);
   sh_buf_free(&text);
   sh_arena_free(a);
