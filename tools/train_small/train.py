@@ -3,7 +3,7 @@
     train.py dense|moe OUT_DIR --tokenizer DIR [--tokens N] [--seed N] [--threads N]
 
 OUT_DIR receives checkpoint.pt (written every minute under a temporary name; the same command goes on from it), log.csv (the loss curve) and samples.txt (what the model answers as it
-learns). The same seed draws the same samples in the same order, whether or not the run was interrupted. The learning rate is constant and falls to zero over the last third of
+learns). The same seed draws the same samples in the same order, whether or not the run was interrupted. The learning rate is constant and falls to zero over the last three fifths of
 --tokens; the length of recall lists grows on the way.
 
 A sample's loss is that of its answer (thought, text or call, and the end marker). The MTP head is trained along, every other step, on the same answers.
@@ -25,8 +25,10 @@ import optim
 import tasks
 
 POOL = 256  # samples drawn together and sorted by length into batches
-LR, LR_REST = 6e-3, 2e-3  # of the matrices (Muon), of the rest (AdamW)
-WARMUP, DECAY = 60, 0.35   # steps; share of the run over which the rates fall to zero
+# Of the matrices (Muon): more than this and eight layers lose what they begin with. Steps of warmup.
+LR, WARMUP = {"dense": 3e-3, "moe": 5e-3}, {"dense": 120, "moe": 60}
+LR_REST = 2e-3  # of the rest (AdamW)
+DECAY = 0.6     # share of the run over which the rates fall to zero
 MTP_WEIGHT = 0.3
 
 
@@ -40,9 +42,8 @@ class Phase:
     drill: float = 0  # share of the samples that are drills
 
 
-# First drills and short samples with as many answer tokens as possible, until copying is found; the prompts with tools are long and the same for the most part.
-PHASES = [Phase(0.08, 60, 2048, ("tools",), False, 0.8), Phase(0.22, 60, 2048, ("tools",), False, 0.1), Phase(0.60, 160, 2048, (), True), Phase(0.82, 500, 2048, (), True),
-          Phase(1.01, 2100, 4096, (), True)]
+# Small batches, many steps, lists that grow; the MTP head joins when there is something to draft.
+PHASES = [Phase(0.08, 60, 2048, ("tools",), False, 0.3), Phase(0.45, 160, 2048, (), True), Phase(0.80, 500, 2048, (), True), Phase(1.01, 2100, 4096, (), True)]
 
 
 def drill(rng, ordinary, end):
@@ -124,10 +125,10 @@ def losses(model, head, ids, targets, with_mtp):
         return main, F.cross_entropy(model.lm_head(drafted[wanted]).float(), after[wanted])
 
 
-def rate(done, total, step):
+def rate(done, total, step, warmup):
     """The learning rates' factor at a point of the run."""
     left = (total - done) / (DECAY * total)
-    return min(1.0, (step + 1) / WARMUP, max(left, 0.0))
+    return min(1.0, (step + 1) / warmup, max(left, 0.0))
 
 
 @torch.no_grad()
@@ -167,7 +168,7 @@ def main():
     pad = model.config.pad_token_id
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") == model.config.eos_token_id
     matrices, rest = optim.split(model, head)
-    muon = optim.Muon(matrices, LR, weight_decay=0.02)
+    muon = optim.Muon(matrices, LR[a.kind], weight_decay=0.02)
     adam = torch.optim.AdamW(rest, LR_REST, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     at = dict(pool=0, step=0, done=0, seconds=0.0)
     file = f"{a.out}/checkpoint.pt"
@@ -192,8 +193,8 @@ def main():
             main_loss, mtp_loss = losses(model, head, ids, targets, with_mtp=phase.mtp and at["step"] % 2 == 0)
             (main_loss if mtp_loss is None else main_loss + 2 * MTP_WEIGHT * mtp_loss).backward()
             torch.nn.utils.clip_grad_norm_(rest, 1.0)
-            factor = rate(at["done"], a.tokens, at["step"])
-            muon.param_groups[0]["lr"], adam.param_groups[0]["lr"] = LR * factor, LR_REST * factor
+            factor = rate(at["done"], a.tokens, at["step"], WARMUP[a.kind])
+            muon.param_groups[0]["lr"], adam.param_groups[0]["lr"] = LR[a.kind] * factor, LR_REST * factor
             muon.step()
             adam.step()
             muon.zero_grad()
