@@ -184,148 +184,67 @@ int sh_qscale_errors(sh_qwork *k, const sh_qreader *r, int n, const sh_qscaling 
 static const float ENDS[] = {1.0f, 0.92f, 0.84f, 0.76f, 0.68f, 0.6f};
 enum { N_ENDS = sizeof ENDS / sizeof *ENDS };
 
-typedef struct fit_job {
-  const sh_qwork *k;
-  sh_qfit *f;
-  const sh_qgrid *g;
-  sh_qcodes *codes;
-  double *err; /* [items][2]: nearest, chosen */
-} fit_job;
+/* Scratch of a block beside what all methods have. */
+typedef struct ranges {
+  sh_qparam *best; /* [rows, groups] */
+  float *delta;    /* [rows, group] */
+  float *y;        /* the same */
+} ranges;
 
-/* The parts of an item's scratch. All [SH_QROWS, ...]. */
-typedef struct fit_parts {
-  float *w;                  /* [rows, cols] scaled weights */
-  float *inverse;            /* [cols] 1 / in */
-  sh_qparam *nearest, *best; /* [rows, groups] */
-  float *delta, *y;          /* [rows, group] */
-  float *full;               /* [rows, cols] error of whole rows */
-  float *out;                /* [rows, n_rows] their outputs */
-  float *product;
-} fit_parts;
-
-static fit_parts fit_cut(const sh_qwork *k, float *p, int64_t cols, int64_t group, int64_t m, size_t *floats) {
-  fit_parts f;
-  size_t used = 0, rows = SH_QROWS;
-#define TAKE(field, n) f.field = p ? (void *)(p + used) : NULL, used += ((size_t)(n) + 15) & ~(size_t)15
-  TAKE(w, rows * (size_t)cols);
-  TAKE(inverse, cols);
-  TAKE(nearest, 2 * rows * (size_t)(cols / group));
-  TAKE(best, 2 * rows * (size_t)(cols / group));
-  TAKE(delta, rows * (size_t)group);
-  TAKE(y, rows * (size_t)group);
-  TAKE(full, rows * (size_t)cols);
-  TAKE(out, rows * (size_t)m);
-  TAKE(product, sh_qwork_product_floats(k, SH_QROWS, cols));
-#undef TAKE
-  *floats = used;
-  return f;
+static size_t cut_ranges(int64_t groups, int64_t group, float *p, ranges *r) {
+  size_t params = (2 * SH_QROWS * (size_t)groups + 15) & ~(size_t)15, part = (SH_QROWS * (size_t)group + 15) & ~(size_t)15;
+  if (p) *r = (ranges){(sh_qparam *)(void *)p, p + params, p + params + part};
+  return params + 2 * part;
 }
 
 /* Errors of one candidate for all rows of a block in one group: err[i] = d^T G d, d = (round(w) - w) / in. */
-static void group_errors(const fit_job *j, const fit_parts *p, int rows, int64_t group, int64_t gi, const sh_qparam *q, double *err) {
-  int64_t cols = j->f->w->cols;
-  for (int i = 0; i < rows; i++) {
-    const float *w = p->w + i * cols + gi * group;
-    float *d = p->delta + i * group;
-    sh_qround(j->g, q[i], w, group, d);
-    for (int64_t c = 0; c < group; c++) d[c] = (d[c] - w[c]) * p->inverse[gi * group + c];
+static void group_errors(const sh_qblock *b, const ranges *r, int64_t gi, const sh_qparam *q, double *err) {
+  int64_t group = b->group;
+  for (int i = 0; i < b->rows; i++) {
+    const float *w = b->w + i * b->cols + gi * group;
+    float *d = r->delta + i * group;
+    sh_qround(b->g, q[i], w, group, d);
+    for (int64_t c = 0; c < group; c++) d[c] = (d[c] - w[c]) * b->inverse[gi * group + c];
   }
-  sh_qwork_product(j->k, p->delta, group, rows, j->f->site->gram + gi * group * group, group, group, group, false, p->y, group, p->product);
-  for (int i = 0; i < rows; i++) {
+  sh_qwork_product(b->k, r->delta, group, b->rows, b->f->site->gram + gi * group * group, group, group, group, false, r->y, group,
+                   b->product);
+  for (int i = 0; i < b->rows; i++) {
     double sum = 0;
-    for (int64_t c = 0; c < group; c++) sum += (double)p->delta[i * group + c] * (double)p->y[i * group + c];
+    for (int64_t c = 0; c < group; c++) sum += (double)r->delta[i * group + c] * (double)r->y[i * group + c];
     err[i] = sum;
   }
 }
 
-static void narrow_group(const fit_job *j, const fit_parts *p, int rows, int64_t group, int64_t gi) {
-  int64_t groups = j->f->w->cols / group;
+static void narrow_group(const sh_qblock *b, const ranges *r, int64_t gi) {
   sh_qparam q[SH_QROWS];
   double err[SH_QROWS], best[SH_QROWS];
-  for (int i = 0; i < rows; i++) best[i] = INFINITY;
-  for (int a = 0; a < N_ENDS; a++) {
-    for (int b = j->g->symmetric ? a : 0; b < (j->g->symmetric ? a + 1 : N_ENDS); b++) {
-      for (int i = 0; i < rows; i++) {
+  for (int i = 0; i < b->rows; i++) best[i] = INFINITY;
+  for (int low = 0; low < N_ENDS; low++) {
+    for (int high = b->g->symmetric ? low : 0; high < (b->g->symmetric ? low + 1 : N_ENDS); high++) {
+      for (int i = 0; i < b->rows; i++) {
         float lo, hi;
-        sh_qrange(p->w + i * j->f->w->cols + gi * group, group, &lo, &hi);
-        q[i] = sh_qparam_of(j->g, lo * ENDS[a], hi * ENDS[b]);
+        sh_qrange(b->w + i * b->cols + gi * b->group, b->group, &lo, &hi);
+        q[i] = sh_qparam_of(b->g, lo * ENDS[low], hi * ENDS[high]);
       }
-      group_errors(j, p, rows, group, gi, q, err);
-      for (int i = 0; i < rows; i++) {
+      group_errors(b, r, gi, q, err);
+      for (int i = 0; i < b->rows; i++) {
         if (!(err[i] < best[i])) continue;
         best[i] = err[i];
-        p->best[i * groups + gi] = q[i];
+        r->best[i * b->groups + gi] = q[i];
       }
     }
   }
 }
 
-/* err[i]: output error of row i over the site's rows with parameters q [rows, groups]. */
-static void row_errors(const fit_job *j, const fit_parts *p, int rows, int64_t group, const sh_qparam *q, double *err) {
-  int64_t cols = j->f->w->cols, groups = cols / group, m = j->f->site->n_rows;
-  for (int i = 0; i < rows; i++) {
-    const float *w = p->w + i * cols;
-    float *d = p->full + i * cols;
-    for (int64_t gi = 0; gi < groups; gi++) sh_qround(j->g, q[i * groups + gi], w + gi * group, group, d + gi * group);
-    for (int64_t c = 0; c < cols; c++) d[c] = (d[c] - w[c]) * p->inverse[c];
-  }
-  sh_qwork_product(j->k, p->full, cols, rows, j->f->site->rows, cols, m, cols, false, p->out, m, p->product);
-  for (int i = 0; i < rows; i++) err[i] = sum_of_squares(p->out + i * m, m);
+static void narrow(void *ctx, sh_qblock *b) {
+  (void)ctx;
+  ranges r = {0};
+  cut_ranges(b->groups, b->group, b->own, &r);
+  for (int64_t gi = 0; b->f->site && gi < b->groups; gi++) narrow_group(b, &r, gi);
+  sh_qblock_keep(b, r.best, NULL);
 }
 
-static void fit_item(void *ctx, int item, int worker) {
-  fit_job *j = ctx;
-  const sh_qfit *f = j->f;
-  int64_t cols = f->w->cols, group = j->codes->group, groups = cols / group, r0 = (int64_t)item * SH_QROWS;
-  int rows = (int)(f->w->rows - r0 < SH_QROWS ? f->w->rows - r0 : SH_QROWS);
-  size_t floats;
-  fit_parts p = fit_cut(j->k, j->k->scratch[worker], cols, group, f->site ? f->site->n_rows : 0, &floats);
-  for (int64_t c = 0; c < cols; c++) p.inverse[c] = f->in ? 1.0f / f->in[c] : 1.0f;
-  for (int i = 0; i < rows; i++) {
-    float *w = p.w + i * cols, back = f->out ? 1.0f / f->out[r0 + i] : 1.0f;
-    j->k->k.dequant(f->w, r0 + i, 0, cols, w);
-    for (int64_t c = 0; c < cols; c++) w[c] *= (f->in ? f->in[c] : 1.0f) * back;
-    for (int64_t gi = 0; gi < groups; gi++) {
-      float lo, hi;
-      sh_qrange(w + gi * group, group, &lo, &hi);
-      p.nearest[i * groups + gi] = sh_qparam_of(j->g, lo, hi);
-    }
-  }
-  double nearest[SH_QROWS], best[SH_QROWS];
-  if (f->site) {
-    for (int64_t gi = 0; gi < groups; gi++) narrow_group(j, &p, rows, group, gi);
-    row_errors(j, &p, rows, group, p.nearest, nearest);
-    row_errors(j, &p, rows, group, p.best, best);
-  }
-  for (int i = 0; i < rows; i++) {
-    bool keep = f->site && best[i] < nearest[i];
-    sh_qcodes_set_row(j->codes, j->g, r0 + i, p.w + i * cols, (keep ? p.best : p.nearest) + i * groups);
-    if (!f->site) continue;
-    double back = f->out ? (double)f->out[r0 + i] : 1.0; /* the error of the row as it was before it was divided */
-    j->err[2 * item] += nearest[i] * back * back;
-    j->err[2 * item + 1] += (keep ? best[i] : nearest[i]) * back * back;
-  }
-}
-
-int sh_qfit_matrix(sh_qwork *k, sh_qfit *f, const sh_qgrid *g, sh_qcodes *codes, sh_error *e) {
+int sh_qawq_matrix(sh_qwork *k, sh_qfit *f, const sh_qgrid *g, sh_qcodes *codes, sh_error *e) {
   int64_t group = g->group > 0 ? g->group : f->w->cols;
-  int items = (int)blocks_of(f->w);
-  size_t floats;
-  fit_cut(k, NULL, f->w->cols, group, f->site ? f->site->n_rows : 0, &floats);
-  int rc = sh_qwork_need(k, floats, e);
-  if (rc == 0) rc = sh_qcodes_new(codes, g, f->w->rows, f->w->cols, e);
-  if (rc < 0) return rc;
-  fit_job j = {k, f, g, codes, sh_calloc(2 * (size_t)items, sizeof(double))};
-  if (!j.err) {
-    sh_qcodes_free(codes);
-    return sh_fail(e, SH_ERR_NOMEM, "out of memory");
-  }
-  sh_pool_run(k->pool, fit_item, &j, items);
-  f->err_nearest = f->err = 0;
-  for (int i = 0; i < items; i++) {
-    f->err_nearest += j.err[2 * i];
-    f->err += j.err[2 * i + 1];
-  }
-  sh_free(j.err);
-  return 0;
+  return sh_qfit_run(k, f, g, cut_ranges(f->w->cols / group, group, NULL, NULL), narrow, NULL, codes, e);
 }

@@ -5,8 +5,7 @@
 #ifndef SH_QUANT_AWQ_H
 #define SH_QUANT_AWQ_H
 
-#include "quant/round.h"
-#include "quant/work.h"
+#include "quant/fit.h"
 
 /* A matrix whose input columns are scaled, and the inputs it was seen with. */
 typedef struct sh_qreader {
@@ -37,17 +36,8 @@ int sh_qweight_means(sh_qwork *k, const sh_qreader *r, int n, const sh_qscaling 
 int sh_qscale_errors(sh_qwork *k, const sh_qreader *r, int n, const sh_qscaling *sc, const sh_qgrid *g, const float *cand, int n_cand,
                      double *err, sh_error *e);
 
-/* How a matrix's groups are narrowed and rounded. in [cols] or NULL: its columns are multiplied by it before rounding (inputs are divided);
- * out [rows] or NULL: its rows are divided. */
-typedef struct sh_qfit {
-  const sh_wview *w;
-  const float *in, *out;
-  const sh_qsite *site; /* of the unscaled inputs; gram block = the group (or a whole row); NULL: rounding to nearest only */
-  double err_nearest,
-      err; /* result: output error over the site's rows: of rounding to nearest with the same scales, and of what was chosen */
-} sh_qfit;
-/* Codes for every row. Candidate ranges are judged by the group's own part of the output error (its block of the gram); a row keeps them
- * only if the whole row's output error over the site's sampled rows is smaller than that of rounding to nearest. */
-int sh_qfit_matrix(sh_qwork *k, sh_qfit *f, const sh_qgrid *g, sh_qcodes *codes, sh_error *e);
+/* Codes for every row, by rounding to nearest in each group's best range: candidates are judged by the group's own part of the output error
+ * (its block of the site's gram, whose blocks are the groups). f->site NULL: full ranges. */
+int sh_qawq_matrix(sh_qwork *k, sh_qfit *f, const sh_qgrid *g, sh_qcodes *codes, sh_error *e);
 
 #endif

@@ -191,148 +191,66 @@ void sh_qfactor_free(sh_qfactor *f) {
 /* --- The rounding */
 
 typedef struct gptq_job {
-  const sh_qwork *k;
-  sh_qfit *f;
   const sh_qfactor *u;
-  const sh_qgrid *g;
   const sh_qparam *params;
-  sh_qcodes *codes;
-  double *err; /* [items][2] */
 } gptq_job;
 
-typedef struct gptq_parts {
-  float *w;       /* [rows, cols] scaled weights */
-  float *left;    /* [rows, cols] the same in the order of rounding, as they are compensated; then the rounded ones */
-  float *lost;    /* [rows, NB] what a column lost, over U's diagonal, negated */
-  float *inverse; /* [cols] */
-  float *error;   /* [rows, cols] */
-  float *out;     /* [rows, n_rows] */
-  sh_qparam *q;   /* [rows, groups] */
-  float *product;
-} gptq_parts;
+/* Scratch of a block beside what all methods have. */
+typedef struct rest {
+  float *left;  /* [rows, cols] weights in the order of rounding, as they are compensated; then the rounded ones */
+  float *lost;  /* [rows, NB] what a column lost, over U's diagonal, negated */
+  sh_qparam *q; /* [rows, groups] */
+  float *made;  /* [rows, cols] the rounded ones in the matrix's order */
+} rest;
 
-static gptq_parts gptq_cut(const sh_qwork *k, float *p, int64_t cols, int64_t groups, int64_t m, size_t *floats) {
-  gptq_parts f;
-  size_t used = 0, rows = SH_QROWS;
-#define TAKE(field, n) f.field = p ? (void *)(p + used) : NULL, used += ((size_t)(n) + 15) & ~(size_t)15
-  TAKE(w, rows * (size_t)cols);
-  TAKE(left, rows * (size_t)cols);
-  TAKE(lost, rows * NB);
-  TAKE(inverse, cols);
-  TAKE(error, rows * (size_t)cols);
-  TAKE(out, rows * (size_t)m);
-  TAKE(q, 2 * rows * (size_t)groups);
-  TAKE(product, sh_qwork_product_floats(k, SH_QROWS, cols > NB ? cols : NB));
-#undef TAKE
-  *floats = used;
-  return f;
+static size_t cut_rest(int64_t cols, int64_t groups, float *p, rest *r) {
+  size_t whole = SH_QROWS * (size_t)cols, lost = SH_QROWS * (size_t)NB, params = (2 * SH_QROWS * (size_t)groups + 15) & ~(size_t)15;
+  if (p) *r = (rest){p, p + whole, (sh_qparam *)(void *)(p + whole + lost), p + whole + lost + params};
+  return 2 * whole + lost + params;
 }
 
 /* Columns [j0, j0 + nb) of all rows: rounded, and compensated inside the block. */
-static void round_block(const gptq_job *j, const gptq_parts *p, int rows, int64_t j0, int nb) {
-  int64_t n = j->u->n, group = j->codes->group, groups = n / group;
-  for (int r = 0; r < rows; r++) {
-    float *left = p->left + r * n, *lost = p->lost + r * NB;
-    for (int i = 0; i < nb; i++) {
-      const float *u = j->u->u + (j0 + i) * n;
-      float w = left[j0 + i], y;
-      sh_qround(j->g, p->q[r * groups + j->u->order[j0 + i] / group], &w, 1, &y);
-      float e = (w - y) / u[j0 + i];
-      left[j0 + i] = y;
-      lost[i] = -e;
-      for (int64_t c = j0 + i + 1; c < j0 + nb; c++) left[c] -= e * u[c];
+static void round_columns(const sh_qblock *b, const sh_qfactor *f, const rest *r, int64_t j0, int nb) {
+  for (int i = 0; i < b->rows; i++) {
+    float *left = r->left + i * b->cols, *lost = r->lost + i * NB;
+    for (int k = 0; k < nb; k++) {
+      const float *u = f->u + (j0 + k) * f->n;
+      float w = left[j0 + k], y;
+      sh_qround(b->g, r->q[i * b->groups + f->order[j0 + k] / b->group], &w, 1, &y);
+      float loss = (w - y) / u[j0 + k];
+      left[j0 + k] = y;
+      lost[k] = -loss;
+      for (int64_t c = j0 + k + 1; c < j0 + nb; c++) left[c] -= loss * u[c];
     }
   }
 }
 
-static void gptq_item(void *ctx, int item, int worker) {
-  gptq_job *j = ctx;
-  const sh_qfit *f = j->f;
-  int64_t cols = f->w->cols, group = j->codes->group, groups = cols / group, r0 = (int64_t)item * SH_QROWS, m = f->site->n_rows;
-  int rows = (int)(f->w->rows - r0 < SH_QROWS ? f->w->rows - r0 : SH_QROWS);
-  size_t floats;
-  gptq_parts p = gptq_cut(j->k, j->k->scratch[worker], cols, groups, m, &floats);
-  for (int64_t c = 0; c < cols; c++) p.inverse[c] = f->in ? 1.0f / f->in[c] : 1.0f;
-  for (int i = 0; i < rows; i++) {
-    float *w = p.w + i * cols, back = f->out ? 1.0f / f->out[r0 + i] : 1.0f;
-    j->k->k.dequant(f->w, r0 + i, 0, cols, w);
-    for (int64_t c = 0; c < cols; c++) w[c] *= (f->in ? f->in[c] : 1.0f) * back;
-    for (int64_t c = 0; c < cols; c++) p.left[i * cols + c] = w[j->u->order[c]];
-    for (int64_t gi = 0; gi < groups; gi++) {
-      float lo, hi;
-      sh_qrange(w + gi * group, group, &lo, &hi);
-      p.q[i * groups + gi] = j->params ? j->params[(r0 + i) * groups + gi] : sh_qparam_of(j->g, lo, hi);
-    }
+static void compensate(void *ctx, sh_qblock *b) {
+  const gptq_job *j = ctx;
+  const sh_qfactor *f = j->u;
+  rest r = {0};
+  cut_rest(b->cols, b->groups, b->own, &r);
+  for (int i = 0; i < b->rows; i++) {
+    for (int64_t c = 0; c < b->cols; c++) r.left[i * b->cols + c] = b->w[i * b->cols + f->order[c]];
+    const sh_qparam *p = j->params ? j->params + (b->r0 + i) * b->groups : b->nearest + i * b->groups;
+    memcpy(r.q + i * b->groups, p, (size_t)b->groups * sizeof *p);
   }
-  for (int64_t j0 = 0; j0 < cols; j0 += NB) {
-    int nb = (int)(cols - j0 < NB ? cols - j0 : NB);
-    round_block(j, &p, rows, j0, nb);
+  for (int64_t j0 = 0; j0 < b->cols; j0 += NB) {
+    int nb = (int)(b->cols - j0 < NB ? b->cols - j0 : NB);
     int64_t next = j0 + nb;
-    if (next < cols) /* left[r][c] -= sum of e U[i][c] */
-      sh_qwork_product(j->k, p.lost, NB, rows, j->u->ut + next * cols + j0, cols, cols - next, nb, true, p.left + next, cols, p.product);
+    round_columns(b, f, &r, j0, nb);
+    if (next < b->cols) /* left[i][c] -= sum over the block of loss U[k][c] */
+      sh_qwork_product(b->k, r.lost, NB, b->rows, f->ut + next * f->n + j0, f->n, b->cols - next, nb, true, r.left + next, b->cols,
+                       b->product);
   }
-  double err[2][SH_QROWS];
-  for (int which = 0; which < 2; which++) {
-    for (int i = 0; i < rows; i++) {
-      float *d = p.error + i * cols;
-      const float *w = p.w + i * cols;
-      if (which == 0) {
-        for (int64_t gi = 0; gi < groups; gi++) {
-          float lo, hi;
-          sh_qrange(w + gi * group, group, &lo, &hi);
-          sh_qround(j->g, sh_qparam_of(j->g, lo, hi), w + gi * group, group, d + gi * group);
-        }
-      } else {
-        for (int64_t c = 0; c < cols; c++) d[j->u->order[c]] = p.left[i * cols + c];
-      }
-      for (int64_t c = 0; c < cols; c++) d[c] = (d[c] - w[c]) * p.inverse[c];
-    }
-    sh_qwork_product(j->k, p.error, cols, rows, f->site->rows, cols, m, cols, false, p.out, m, p.product);
-    for (int i = 0; i < rows; i++) {
-      double sum = 0, back = f->out ? (double)f->out[r0 + i] : 1.0;
-      for (int64_t t = 0; t < m; t++) sum += (double)p.out[i * m + t] * (double)p.out[i * m + t];
-      err[which][i] = sum * back * back;
-    }
-  }
-  for (int i = 0; i < rows; i++) {
-    float *w = p.w + i * cols;
-    bool keep = err[1][i] < err[0][i];
-    if (keep) {
-      for (int64_t c = 0; c < cols; c++)
-        w[j->u->order[c]] = p.left[i * cols + c]; /* they are on the grid: rounding them again changes nothing */
-    } else {
-      for (int64_t gi = 0; gi < groups; gi++) {
-        float lo, hi;
-        sh_qrange(w + gi * group, group, &lo, &hi);
-        p.q[i * groups + gi] = sh_qparam_of(j->g, lo, hi);
-      }
-    }
-    sh_qcodes_set_row(j->codes, j->g, r0 + i, w, p.q + i * groups);
-    j->err[2 * item] += err[0][i];
-    j->err[2 * item + 1] += keep ? err[1][i] : err[0][i];
-  }
+  for (int i = 0; i < b->rows; i++)
+    for (int64_t c = 0; c < b->cols; c++) r.made[i * b->cols + f->order[c]] = r.left[i * b->cols + c];
+  sh_qblock_keep(b, r.q, r.made);
 }
 
 int sh_qgptq_matrix(sh_qwork *k, sh_qfit *f, const sh_qfactor *u, const sh_qgrid *g, const sh_qparam *params, sh_qcodes *codes,
                     sh_error *e) {
   int64_t group = g->group > 0 ? g->group : f->w->cols;
-  int items = blocks(f->w->rows);
-  size_t floats;
-  gptq_cut(k, NULL, f->w->cols, f->w->cols / group, f->site->n_rows, &floats);
-  int rc = sh_qwork_need(k, floats, e);
-  if (rc == 0) rc = sh_qcodes_new(codes, g, f->w->rows, f->w->cols, e);
-  if (rc < 0) return rc;
-  gptq_job j = {k, f, u, g, params, codes, sh_calloc(2 * (size_t)items, sizeof(double))};
-  if (!j.err) {
-    sh_qcodes_free(codes);
-    return sh_fail(e, SH_ERR_NOMEM, "out of memory");
-  }
-  sh_pool_run(k->pool, gptq_item, &j, items);
-  f->err_nearest = f->err = 0;
-  for (int i = 0; i < items; i++) {
-    f->err_nearest += j.err[2 * i];
-    f->err += j.err[2 * i + 1];
-  }
-  sh_free(j.err);
-  return 0;
+  gptq_job j = {u, params};
+  return sh_qfit_run(k, f, g, cut_rest(f->w->cols, f->w->cols / group, NULL, NULL), compensate, &j, codes, e);
 }

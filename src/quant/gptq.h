@@ -3,7 +3,7 @@
 #ifndef SH_QUANT_GPTQ_H
 #define SH_QUANT_GPTQ_H
 
-#include "quant/awq.h"
+#include "quant/fit.h"
 
 typedef struct sh_qgptq {
   bool act_order; /* columns in the order of falling second moment; groups stay where they are, so a reader sees nothing of it */
@@ -22,9 +22,9 @@ typedef struct sh_qfactor {
 int sh_qfactor_new(sh_qwork *k, const sh_qsite *site, const float *in, const sh_qgptq *o, sh_qfactor *f, sh_error *e);
 void sh_qfactor_free(sh_qfactor *f);
 
-/* As sh_qfit_matrix, with compensation. Each group's range is that of the weights as given (f->site's whole gram decides nothing about it);
- * params [rows, cols / group] or NULL: other parameters. A row that came out worse than rounding to nearest over the site's sampled rows is
- * rounded to nearest. */
+/* Codes for every row, with compensation. Each group's range is that of the weights as given (f->site's whole gram decides nothing about
+ * it); params [rows, cols / group] or NULL: other parameters. A row that came out worse than rounding to nearest over the site's sampled
+ * rows is rounded to nearest. */
 int sh_qgptq_matrix(sh_qwork *k, sh_qfit *f, const sh_qfactor *u, const sh_qgrid *g, const sh_qparam *params, sh_qcodes *codes,
                     sh_error *e);
 

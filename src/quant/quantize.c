@@ -320,7 +320,7 @@ static int round_rest(run *u, const sh_ftensor *t, const char *name, sh_arena *a
   sh_qfit f = {.w = &v};
   sh_qcodes codes;
   int made = 0;
-  int rc = sh_qfit_matrix(&u->j.work, &f, &u->j.grid, &codes, e);
+  int rc = sh_qawq_matrix(&u->j.work, &f, &u->j.grid, &codes, e);
   if (rc == 0) rc = sh_qpack(&codes, &u->scheme, name, a, out + *n, &made, e);
   if (rc == 0) *n += made;
   sh_qcodes_free(&codes);

@@ -259,7 +259,7 @@ int sh_qsearch_fit(sh_qjob *j, sh_qmod *m, const sh_qsite *site, const sh_qfacto
   int rc = 0;
   if (j->o->method == SH_QM_FOLD) return 0;
   if (factor) rc = sh_qgptq_matrix(&j->work, &f, factor, &j->grid, NULL, &m->codes, e);
-  else rc = sh_qfit_matrix(&j->work, &f, &j->grid, &m->codes, e);
+  else rc = sh_qawq_matrix(&j->work, &f, &j->grid, &m->codes, e);
   if (rc == 0 && site) rc = base_error(j, m->w, site, &nearest, &output, e);
   if (rc < 0) return rc;
   double by = output > 0 ? output : 1;
