@@ -16,7 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ARENA_MAX = 1 << 30 };
+static const size_t ARENA_MAX = (size_t)1 << 36; /* bytes: far over a layer's tensors */
 
 /* --- Selection */
 
@@ -48,7 +48,6 @@ static int add(sh_qlayer *l, const sh_wview *w, const char *rest, sh_qinput inpu
   set_name(m, l->prefix, rest);
   m->w = w;
   m->t = sh_ckpt_find(l->ck, w->name);
-  m->part = m->t && m->t->n_dims == 3;
   m->input = input;
   m->quantize = sh_qselect_takes(s, m->name, quantize);
   return l->n_mods++;
@@ -110,7 +109,7 @@ int sh_qlayer_open(sh_qlayer *l, int number, const sh_config *c, const sh_w_laye
     return sh_fail(e, SH_ERR_UNSUPPORTED, "%s: tensor %s has no place in a layer; names as published are wanted", sh_ckpt_path(ck), known);
   memcpy(l->prefix, known, (size_t)(end - known));
   size_t most = 20 + 3 * (size_t)(w->moe ? w->moe->n_experts : 0);
-  l->a = sh_arena_new((size_t)ARENA_MAX * 16);
+  l->a = sh_arena_new(ARENA_MAX);
   if (l->a) l->mods = sh_arena_array(l->a, most, sizeof *l->mods);
   if (!l->mods) {
     sh_qlayer_free(l);

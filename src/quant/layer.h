@@ -21,8 +21,7 @@ typedef enum sh_qinput {
 typedef struct sh_qmod {
   char name[192]; /* as it is written, without ".weight" */
   const sh_wview *w;
-  const sh_ftensor *t; /* the stored tensor, which for experts may hold others as well */
-  bool part;           /* it does */
+  const sh_ftensor *t; /* the stored tensor; that of an expert may hold others as well */
   sh_qinput input;
   bool quantize;   /* else it stays as stored, but for the scales */
   float *in, *out; /* [cols], [rows] or NULL: its columns are multiplied, its rows divided */

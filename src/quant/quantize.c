@@ -378,7 +378,7 @@ static int write_card(const run *u, const char *path, sh_buf *b, sh_error *e) {
     sh_buf_printf(b, "%s |\n| bits per quantized weight, scales included | %.3f |\n", o->pow2 ? ", scales are powers of two" : "",
                   u->r->bits_per_weight);
   }
-  sh_buf_printf(b, "| quantized | %d modules, %.3f billion weights |\n", u->r->n_modules, (double)u->r->weights / 1e9);
+  sh_buf_printf(b, "| quantized | %d modules, %.1f million weights |\n", u->r->n_modules, (double)u->r->weights / 1e6);
   if (o->calib)
     sh_buf_printf(b, "| calibration | %s: %lld tokens in %d sequences |\n", o->calib_says ? o->calib_says : "", (long long)o->calib->tokens,
                   o->calib->n);
@@ -476,6 +476,13 @@ static int fit_memory(run *u, sh_error *e) {
 static int open_stream(run *u, sh_error *e) {
   const sh_quantize_opts *o = u->j.o;
   if (o->method == SH_QM_RTN || o->method == SH_QM_INT8) return 0;
+  int vocab = sh_model_config(u->j.m)->vocab_size;
+  for (int i = 0; i < o->calib->n; i++)
+    for (int k = 0; k < o->calib->len[i]; k++)
+      if (o->calib->ids[i][k] < 0 || o->calib->ids[i][k] >= vocab)
+        return sh_fail(e, SH_ERR_ARG,
+                       "calibration sequence %d has token %d; the model's vocabulary has %d: its tokenizer is another model's", i,
+                       o->calib->ids[i][k], vocab);
   sh_qstream_opts so = {.dir = u->j.dir, .ids = o->calib->ids, .lens = o->calib->len, .n_seqs = o->calib->n, .step_tokens = STEP_TOKENS};
   return sh_qstream_new(&u->j.stream, u->j.m, u->be, &so, e);
 }

@@ -374,6 +374,12 @@ static void what_cannot_be_done_is_said(void **state) {
   o.calib = NULL;
   refused(GOLDEN "models/dense-small", &o, SH_ERR_ARG, "calibration tokens are missing");
   o.calib = &s;
+  o.max_memory = 1 << 20;
+  refused(GOLDEN "models/dense-small", &o, SH_ERR_LIMIT, "--max-memory is 1.0 MiB");
+  o.max_memory = 0;
+  s.ids[1][3] = 640;
+  refused(GOLDEN "models/dense-small", &o, SH_ERR_ARG, "calibration sequence 1 has token 640; the model's vocabulary has 640");
+  s.ids[1][3] = 0;
   /* a weight that is not a number */
   char cmd[2600];
   snprintf(bad, sizeof bad, "%s", in_temp("nan"));
