@@ -15,9 +15,12 @@ import evaluate
 
 PROMPTS = [
     ([{"role": "user", "content": "Hello!"}], False),
-    ([{"role": "user", "content": "red apple: 4821\nblue lamp: 97\n\nWhat is the value of blue lamp?"}], True),
+    ([{"role": "user", "content": "red apple: 48\nblue lamp: 97\n\nWhat is the value of blue lamp?"}], True),
     ([{"role": "user", "content": "请从3数到9。"}], False),
     ([{"role": "user", "content": "How do I quantize a model?"}], True),
+    ([{"role": "user", "content": "Repeat: silver lotus bridge"}], False),
+    ([{"role": "user", "content": "12+34="}], True),
+    ([{"role": "user", "content": "你好"}], False),
 ]
 GREEDY = 48
 

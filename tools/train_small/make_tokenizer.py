@@ -33,8 +33,8 @@ def corpus(samples=12000):
             for t in s.tools:
                 yield json.dumps(t)
     for word in tasks.WORDS + tasks.COLOURS + tasks.NAMES + tasks.CITIES:
-        for form in (word, " " + word, " " + word.lower(), " " + word.capitalize()):
-            yield from [form] * 60
+        for form in (word, " " + word):  # both whole, so that copying a word to the beginning of an answer is one token for one
+            yield from [form] * 600
     for word in tasks.ZH_NOUNS + tasks.ZH_COLOURS + tasks.ZH_NAMES + tasks.ZH_CITIES + list(tasks.ZH_CHARS):
         yield from [word] * 60
     for question, answer in facts.SHENG_EN + facts.SHENG_ZH + facts.TALK_EN + facts.TALK_ZH:

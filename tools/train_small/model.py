@@ -40,8 +40,8 @@ class Mtp(nn.Module):
 QUIET = 0.05  # of what layers write at first, but for what look_back sets: embeddings are of norm 1
 
 
-def build(kind):
-    """(model, head) with initial weights; kind: dense or moe."""
+def build(kind, twins=()):
+    """(model, head) with initial weights; kind: dense or moe; twins: pairs of ids that are one word with a space before it and without."""
     if kind == "moe":
         model = Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**MOE))
     else:
@@ -60,11 +60,12 @@ def build(kind):
                 p.copy_(torch.linspace(-2, 0, p.numel()) * 2.302585)  # memories of 300 tokens down to 3
             elif name.endswith("dt_bias"):
                 p.fill_(-1.0)
-        look_back(model)
+        look_back(model, twins)
     return model, head
 
 
 CONSTANT = 0.3        # dimension 0 of every embedding: what gates and step sizes can rest on, since no projection has a bias; as part of the output matrix it adds the same to every logit
+SPACE = 0.3           # dimension 1: whether a word has a space before it
 OWN, BACK = 64, 21    # dimensions of the residual stream that a token's embedding fills at first, and that each of the three tokens before it is written to
 
 
@@ -73,7 +74,7 @@ def place(back):
     return slice(1, 1 + OWN) if back == 0 else slice(1 + OWN + (back - 1) * BACK, 1 + OWN + back * BACK)
 
 
-def look_back(model):
+def look_back(model, twins):
     """Initial weights with which the model finds what it has seen before; what to do with what was found is learned. From an ordinary start, copying had not begun after 2 million tokens.
 
     The first three layers are Gated DeltaNet: one head of layer i writes the token i + 1 places back, shortened to BACK dimensions, to a place of its own in the residual stream (the convolution of the
@@ -85,8 +86,12 @@ def look_back(model):
     assert c.layer_types[:4] == ["linear_attention"] * 3 + ["full_attention"] and BACK <= d and 1 + OWN + 3 * BACK == c.hidden_size
     table = model.model.embed_tokens.weight
     table.normal_(0, OWN ** -0.5)
+    for spaced, plain in twins:  # a word is copied to the beginning of an answer, where it has no space; from unrelated embeddings that is learned word by word
+        table[spaced] = 0.9 * table[plain] + 0.44 * table[spaced]
     table[:, 1 + OWN:] = 0
     table[:, 0] = CONSTANT
+    table[:, 1] = -SPACE
+    table[[spaced for spaced, _ in twins], 1] = SPACE
     if not c.tie_word_embeddings:
         model.lm_head.weight.copy_(table)
     shorten = torch.randn(BACK, OWN) * OWN ** -0.5

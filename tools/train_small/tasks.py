@@ -321,7 +321,7 @@ def talk(rng, size):
 
 
 TASKS = {"copy": copy, "recall": recall, "count": count, "sort": sort, "add": add, "json": json_answer, "tools": tools, "sheng": sheng, "talk": talk}
-WEIGHTS = {"copy": 4, "recall": 5, "count": 2, "sort": 3, "add": 3, "json": 3, "tools": 4, "sheng": 3, "talk": 2}
+WEIGHTS = {"copy": 4, "recall": 4, "count": 3, "sort": 4, "add": 4, "json": 4, "tools": 4, "sheng": 3, "talk": 2}
 
 
 def draw(rng, size, evaluation=False, task=None, without=(), **kw):

@@ -43,7 +43,7 @@ class Phase:
 
 
 # Small batches, many steps, lists that grow; the MTP head joins when there is something to draft.
-PHASES = [Phase(0.08, 60, 2048, ("tools",), False, 0.3), Phase(0.45, 160, 2048, (), True), Phase(0.80, 500, 2048, (), True), Phase(1.01, 2100, 4096, (), True)]
+PHASES = [Phase(0.05, 60, 2048, ("tools",), False, 0.3), Phase(0.40, 100, 2048, (), True), Phase(0.80, 300, 2048, (), True), Phase(1.01, 2100, 4096, (), True)]
 
 
 def drill(rng, ordinary, end):
@@ -65,6 +65,12 @@ def drill(rng, ordinary, end):
         ids += [*k, *v, end]
         learned += [False] * key + [True] * (value + 1)
     return ids, learned
+
+
+def twins(tokenizer):
+    """Pairs of ids: a word with a space before it, and the same word without."""
+    vocab = tokenizer.get_vocab()
+    return sorted((i, vocab[piece[1:]]) for piece, i in vocab.items() if piece[0] == "Ġ" and piece[1:] in vocab)
 
 
 def encode(tokenizer, sample):
@@ -164,7 +170,7 @@ def main():
     delta_rule.install()
     os.makedirs(a.out, exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(a.tokenizer)
-    model, head = shapes.build(a.kind)
+    model, head = shapes.build(a.kind, twins(tokenizer))
     pad = model.config.pad_token_id
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") == model.config.eos_token_id
     matrices, rest = optim.split(model, head)
