@@ -153,7 +153,7 @@ style:
 install: sheng
 	install -D -m 755 sheng $(DESTDIR)$(PREFIX)/bin/sheng
 	install -D -m 644 LICENSE $(DESTDIR)$(PREFIX)/share/doc/sheng/LICENSE
-	for f in models/sheng-small/*; do install -D -m 644 $$f $(DESTDIR)$(PREFIX)/share/sheng/$$f; done
+	for f in models/sheng-small/*; do [ ! -f $$f ] || install -D -m 644 $$f $(DESTDIR)$(PREFIX)/share/sheng/$$f; done
 	for f in README.md README.zh-CN.md CHANGES.md bench/*.md docs/*.md docs/images/*; do install -D -m 644 $$f $(DESTDIR)$(PREFIX)/share/doc/sheng/$$f; done
 
 uninstall:
