@@ -127,8 +127,8 @@ static int settle(const quantize_opts *o, sh_quantize_opts *q, sh_error *e) {
   if (o->bits != 4 && o->bits != 8) return sh_fail(e, SH_ERR_ARG, "--w_bit %lld: 4 or 8 is wanted", (long long)o->bits);
   q->bits = int8 ? 8 : (int)o->bits;
   q->group = int8 ? -1 : o->group;
-  if (q->group == 0 || (q->group > 0 && q->group % 8))
-    return sh_fail(e, SH_ERR_ARG, "--q_group_size %lld: a multiple of 8 is wanted (32, 64 and 128 are usual), or -1", (long long)o->group);
+  if (q->group == 0 || (q->group > 0 && q->group % 16))
+    return sh_fail(e, SH_ERR_ARG, "--q_group_size %lld: a multiple of 16 is wanted (32, 64 and 128 are usual), or -1", (long long)o->group);
   q->format = q->method == SH_QM_GPTQ ? SH_QF_GPTQ : int8 || q->bits == 8 || q->group < 0 ? SH_QF_CT : SH_QF_AWQ;
   for (int i = 0; i < 3; i++)
     if (strcmp(o->format, FORMATS[i]) == 0) q->format = (sh_qformat)i;
@@ -155,7 +155,8 @@ static int run(const quantize_opts *o, const char *in, sh_quantize_opts *q, sh_q
                        .own = (int)o->own,
                        .seed = (uint64_t)o->seed,
                        .threads = (int)o->threads,
-                       .cpu = o->cpu};
+                       .cpu = o->cpu,
+                       .stop = &stopped};
     rc = sh_calib_load(&samples, &says, in, &c, e);
     q->calib = &samples;
     q->calib_says = says;
@@ -186,7 +187,8 @@ static int report(const quantize_opts *o, const char *in, sh_error *e) {
                      .exact = true,
                      .threads = (int)o->threads,
                      .cpu = o->cpu,
-                     .cache_dir = ""};
+                     .cache_dir = "",
+                     .stop = &stopped};
   sh_buf b;
   sh_buf_init(&b, 64 << 20);
   int rc = sh_eval_run(&r, &eo, e);
@@ -201,7 +203,9 @@ static int report(const quantize_opts *o, const char *in, sh_error *e) {
            (long long)r.scored, r.model.ppl, r.ref.ppl, r.kl_mean, 100 * r.top1, o->out);
   sh_buf_free(&b);
   sh_eval_free(&r);
-  return rc < 0 ? sh_fail_in(e, rc, "%s is complete, but its report was not made", o->out) : 0;
+  return rc < 0 ? sh_fail_in(e, rc, "%s is complete, but its report was not made (`sheng eval %s --against %s --report FILE` makes it)",
+                             o->out, o->out, in)
+                : 0;
 }
 
 void sh_cmd_quantize_options(const sh_opt **table, const void **defaults) {

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "formats/checkpoint.h"
+#include "model/config.h"
 #include "quant/texts.h"
 #include "sheng.h"
 
@@ -68,7 +69,7 @@ typedef struct own_text {
 } own_text;
 
 /* Takes what the request wrote; its end token belongs to it. */
-static int drain(own_text *w, int seq_len, sh_error *e) {
+static int drain(own_text *w, int seq_len, const volatile bool *stop, sh_error *e) {
   sh_event ev;
   for (;;) {
     while (sh_request_next(w->r, &ev)) {
@@ -76,6 +77,7 @@ static int drain(own_text *w, int seq_len, sh_error *e) {
       if (ev.type == SH_EV_FINISH && ev.finish == SH_FINISH_ERROR) return sh_fail(e, SH_ERR_INTERNAL, "the model's own text: %s", ev.error);
       if (ev.type == SH_EV_END) return 0;
     }
+    if (stop && *stop) return sh_fail(e, SH_ERR_CANCELLED, "stopped while the model wrote its own text; nothing is kept");
     sh_request_wait(w->r, 1000);
   }
 }
@@ -158,7 +160,7 @@ static int write_own(sh_samples *out, const source *s, const char *model, const 
     rc = sh_request_submit(g, &p, NULL, NULL, &w[i].r, e);
   }
   for (int i = 0; i < n; i++) {
-    if (rc == 0 && w[i].r) rc = drain(&w[i], o->seq_len, e);
+    if (rc == 0 && w[i].r) rc = drain(&w[i], o->seq_len, o->stop, e);
     if (rc == 0 && w[i].r) rc = add_sample(out, w[i].ids, w[i].n, e);
     sh_request_free(w[i].r);
   }
@@ -170,11 +172,15 @@ static int write_own(sh_samples *out, const source *s, const char *model, const 
 
 int sh_calib_load(sh_samples *out, char **says, const char *model, const sh_calib_opts *o, sh_error *e) {
   source s = {0};
+  sh_config c;
   sh_buf b;
   sh_buf_init(&b, 4096);
   *says = NULL;
   memset(out, 0, sizeof *out);
   int rc = open_source(&s, model, e);
+  if (rc == 0) rc = sh_config_load(&c, s.ck, e);
+  if (rc == 0 && c.max_position > 0 && o->seq_len > c.max_position)
+    rc = sh_fail(e, SH_ERR_ARG, "--seq-len %d: the model is made for %d tokens; lower it", o->seq_len, c.max_position);
   size_t len = 0;
   const char *text = o->file ? NULL : sh_text_calibration(&len);
   int own = o->file ? 0 : o->own < o->samples ? o->own : o->samples - 1;
@@ -183,9 +189,9 @@ int sh_calib_load(sh_samples *out, char **says, const char *model, const sh_cali
                          o->file ? SH_SAMPLES_WINDOWS : SH_SAMPLES_PACK, o->seed + 1, e);
   int texts = out->n;
   if (rc == 0 && own > 0) {
-    sh_calib_opts c = *o;
-    c.own = own;
-    rc = write_own(out, &s, model, &c, e);
+    sh_calib_opts q = *o;
+    q.own = own;
+    rc = write_own(out, &s, model, &q, e);
   }
   if (rc == 0 && out->tokens < LEAST)
     rc = sh_fail(e, SH_ERR_ARG, "%s gives %lld tokens to calibrate with, at least %d are wanted (tens of thousands are usual)",

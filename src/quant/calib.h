@@ -11,6 +11,7 @@ typedef struct sh_calib_opts {
   uint64_t seed;
   int threads;
   const char *cpu;
+  const volatile bool *stop; /* as in sh_quantize_opts */
 } sh_calib_opts;
 
 /* model: a folder. says: a phrase for the model card, allocated (sh_free). Too little text (under 64 tokens in all) is SH_ERR_ARG. Caller

@@ -198,6 +198,7 @@ static int reserve_all(sh_eval_job *j, sh_error *e) {
   for (int i = 0; i < j->n_sides; i++) {
     j->side[i].fed = on_fed;
     j->side[i].ctx = j;
+    j->side[i].stop = j->o->stop;
     int rc = sh_eval_side_reserve(&j->side[i], context, chunk, j->o->exact, same_shape(j), e);
     if (rc < 0) return rc;
   }

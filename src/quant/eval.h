@@ -21,6 +21,7 @@ typedef struct sh_eval_opts {
   const char *cache_dir;
   void (*progress)(void *ctx, double share); /* may be NULL; called now and then, share in [0, 1] */
   void *ctx;
+  const volatile bool *stop; /* set from a signal: ends with SH_ERR_CANCELLED after the step; NULL: never */
 } sh_eval_opts;
 
 enum { SH_EVAL_PREFIX = 64, SH_EVAL_MAX_GROUPS = 256 }; /* tokens of a greedy continuation; groups of tasks */

@@ -82,6 +82,7 @@ void sh_eval_side_close(sh_eval_side *s) {
 static int32_t *table_of(sh_eval_side *s, int seq) { return s->pages + (size_t)seq * (size_t)s->pages_per_seq; }
 
 static int forward(sh_eval_side *s, const sh_batch *b, sh_error *e) {
+  if (s->stop && *s->stop) return sh_fail(e, SH_ERR_CANCELLED, "stopped");
   int rc = sh_model_forward_hidden(s->m, b, s->logits, s->hidden, e);
   if (rc == 0 && s->fed) s->fed(s->ctx, b->n_tokens);
   return rc;

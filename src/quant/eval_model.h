@@ -26,6 +26,7 @@ typedef struct sh_eval_side {
   float *private_hidden;
   void (*fed)(void *ctx, int tokens); /* told of every token computed; may be NULL */
   void *ctx;
+  const volatile bool *stop; /* sh_eval_opts */
 } sh_eval_side;
 
 /* Opens; takes caches and buffers for sequences of `context` tokens. Free with close, after a failure too. */

@@ -20,16 +20,19 @@ static const size_t ARENA_MAX = (size_t)1 << 36; /* bytes: far over a layer's te
 
 /* --- Selection */
 
-static bool matches(const char *const *patterns, int n, const char *name) {
-  for (int i = 0; i < n; i++) {
-    const char *p = patterns[i];
-    if (fnmatch(p, name, 0) == 0) return true;
-    size_t len = strlen(p);
-    for (const char *at = strstr(name, p); len && at; at = strstr(at + 1, p)) {
-      bool begins = at == name || at[-1] == '.', ends = at[len] == 0 || at[len] == '.';
-      if (begins && ends) return true;
-    }
+bool sh_qselect_matches(const char *p, const char *name) {
+  if (fnmatch(p, name, 0) == 0) return true;
+  size_t len = strlen(p);
+  for (const char *at = strstr(name, p); len && at; at = strstr(at + 1, p)) {
+    bool begins = at == name || at[-1] == '.', ends = at[len] == 0 || at[len] == '.';
+    if (begins && ends) return true;
   }
+  return false;
+}
+
+static bool matches(const char *const *patterns, int n, const char *name) {
+  for (int i = 0; i < n; i++)
+    if (sh_qselect_matches(patterns[i], name)) return true;
   return false;
 }
 

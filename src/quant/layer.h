@@ -57,6 +57,7 @@ typedef struct sh_qselect {
   const char *const *also;
   int n_also;
 } sh_qselect;
+bool sh_qselect_matches(const char *pattern, const char *name);
 bool sh_qselect_takes(const sh_qselect *s, const char *name, bool usually);
 
 /* Free with sh_qlayer_free, which accepts a zeroed struct. */

@@ -31,6 +31,7 @@ typedef struct run {
   const char **ignored; /* names of what stays, owned */
   int n_ignored, cap_ignored;
   int64_t *part_bytes; /* [n_layers + 1] */
+  bool *used;          /* [n_keep + n_also] the pattern matches a module */
   sh_quantize_result *r;
   int64_t began; /* ns */
   double code_bits;
@@ -70,6 +71,21 @@ static double module_bits(const run *u, const sh_wview *w) {
   return (double)w->rows * (double)w->cols * u->scheme.bits + groups * (16 + (u->scheme.symmetric ? 0 : u->scheme.bits));
 }
 
+static void note_patterns(run *u, const char *name) {
+  const sh_quantize_opts *o = u->j.o;
+  for (int i = 0; i < o->n_keep; i++) u->used[i] = u->used[i] || sh_qselect_matches(o->keep[i], name);
+  for (int i = 0; i < o->n_also; i++) u->used[o->n_keep + i] = u->used[o->n_keep + i] || sh_qselect_matches(o->also[i], name);
+}
+
+/* A pattern with a slip of the pen would be seen only in what hours later is or is not quantized. */
+static void warn_patterns(const run *u) {
+  const sh_quantize_opts *o = u->j.o;
+  for (int i = 0; i < o->n_keep + o->n_also; i++)
+    if (!u->used[i])
+      sh_log(SH_LOG_WARN, "--%s '%s' matches no module of the model", i < o->n_keep ? "keep" : "also",
+             i < o->n_keep ? o->keep[i] : o->also[i - o->n_keep]);
+}
+
 static int check_module(run *u, const sh_qmod *m, sh_error *e) {
   const sh_quantize_opts *o = u->j.o;
   int rc = 0;
@@ -79,7 +95,8 @@ static int check_module(run *u, const sh_qmod *m, sh_error *e) {
   if (!m->quantize) return ignore(u, m->name, e);
   if (o->group > 0 && m->w->cols % o->group) {
     int64_t g = 1024;
-    while (g > 8 && (g > o->group || m->w->cols % g)) g /= 2;
+    while (g > 16 && (g > o->group || m->w->cols % g)) g /= 2;
+    if (m->w->cols % g) g = -1;
     return sh_fail(e, SH_ERR_ARG,
                    "groups of %lld do not divide the %lld columns of %s; use --q_group_size %lld, or --keep '%s' to leave it as it is",
                    (long long)o->group, (long long)m->w->cols, m->name, (long long)g, strrchr(m->name, '.') + 1);
@@ -116,6 +133,7 @@ static int look_at_rest(run *u, sh_error *e) {
   for (int i = 0; rc == 0 && i < sh_ckpt_count(u->ck); i++) {
     const sh_ftensor *t = sh_ckpt_at(u->ck, i);
     sh_qmod m = {.t = t, .quantize = true};
+    if (rest_module(t, m.name)) note_patterns(u, m.name);
     if (rest_taken(u, t, m.name)) {
       sh_wview v = view_of(t);
       if (strncmp(m.name, "mtp.", 4) == 0) u->scheme.mtp = true;
@@ -141,6 +159,7 @@ static int look_at_layers(run *u, sh_error *e) {
     double bits = 0;
     int64_t whole = 0;
     for (int k = 0; rc == 0 && k < l.n_mods; k++) {
+      note_patterns(u, l.mods[k].name);
       rc = check_module(u, &l.mods[k], e);
       if (l.mods[k].quantize) bits += module_bits(u, l.mods[k].w);
       else whole += l.mods[k].w->rows * l.mods[k].w->cols * 2;
@@ -162,6 +181,20 @@ static bool in_layer(const run *u, const sh_ftensor *t) {
   return root && strncmp(t->name, known, root) == 0;
 }
 
+/* Of some bytes of the weights: files of another model of the same shape have the same names and sizes. */
+static void digest_source(const run *u, char digest[SH_SHA_HEX]) {
+  enum { TENSORS = 4096, BYTES = 64 };
+  sh_sha h = {0};
+  int n = sh_ckpt_count(u->ck);
+  sh_sha_init(&h, SH_SHA256);
+  for (int i = 0; i < n; i += n / TENSORS + 1) {
+    const sh_ftensor *t = sh_ckpt_at(u->ck, i);
+    size_t take = t->bytes < BYTES ? t->bytes : BYTES;
+    sh_sha_update(&h, t->data + (t->bytes - take) / 2, take);
+  }
+  sh_sha_hex(&h, digest);
+}
+
 static int describe_job(const run *u, sh_buf *b, sh_error *e) {
   const sh_quantize_opts *o = u->j.o;
   sh_sha h = {0};
@@ -179,6 +212,8 @@ static int describe_job(const run *u, sh_buf *b, sh_error *e) {
   sh_buf_printf(b, " tokens %.16s", digest);
   sh_ckpt_file f;
   for (int i = 0; sh_ckpt_file_at(u->ck, i, &f); i++) sh_buf_printf(b, " %s %zu", f.name, f.bytes);
+  digest_source(u, digest);
+  sh_buf_printf(b, " weights %.16s", digest);
   return b->failed ? sh_fail(e, b->failed, "out of memory for the job's description") : 0;
 }
 
@@ -251,20 +286,50 @@ static void finite_item(void *ctx, int item, int worker) {
   }
 }
 
-static int refuse_not_finite(run *u, const sh_qlayer *l, sh_error *e) {
+static int refuse_not_finite(run *u, const sh_wview *w, const char *name, sh_error *e) {
+  int items = (int)((w->rows + SH_QROWS - 1) / SH_QROWS);
+  int rc = sh_qwork_need(&u->j.work, (size_t)w->cols + 16, e);
+  finite_job j = {&u->j.work, w, sh_calloc((size_t)items + 1, sizeof(int32_t))};
+  if (!j.bad && rc == 0) rc = sh_fail(e, SH_ERR_NOMEM, "out of memory");
+  if (rc == 0) sh_pool_run(u->j.work.pool, finite_item, &j, items);
+  for (int k = 0; rc == 0 && k < items; k++)
+    if (j.bad[k])
+      rc = sh_fail(e, SH_ERR_FORMAT, "tensor %s: row %d of %s holds a value that is not finite; the file is damaged, get it again", w->name,
+                   j.bad[k] - 1, name);
+  sh_free(j.bad);
+  return rc;
+}
+
+/* A tensor of any shape; numbers that are not floating point are finite. */
+static int refuse_tensor(run *u, const sh_ftensor *t, sh_error *e) {
+  if ((t->type != SH_F32 && t->type != SH_F16 && t->type != SH_BF16) || !t->bytes) return 0;
+  sh_wview w = {.type = t->type, .rows = t->n_dims > 1 ? t->dims[0] : 1, .data = t->data, .name = t->name};
+  w.cols = sh_ftensor_count(t) / w.rows;
+  w.row_bytes = t->bytes / (size_t)w.rows;
+  return refuse_not_finite(u, &w, "it", e);
+}
+
+/* Modules one by one, for the name of an expert says more than that of a fused tensor; then what is no module: norms, convolutions. */
+static int refuse_layer(run *u, const sh_qlayer *l, sh_error *e) {
   int rc = 0;
-  for (int i = 0; rc == 0 && i < l->n_mods; i++) {
-    const sh_wview *w = l->mods[i].w;
-    int items = (int)((w->rows + SH_QROWS - 1) / SH_QROWS);
-    rc = sh_qwork_need(&u->j.work, (size_t)w->cols + 16, e);
-    finite_job j = {&u->j.work, w, sh_calloc((size_t)items, sizeof(int32_t))};
-    if (!j.bad && rc == 0) rc = sh_fail(e, SH_ERR_NOMEM, "out of memory");
-    if (rc == 0) sh_pool_run(u->j.work.pool, finite_item, &j, items);
-    for (int k = 0; rc == 0 && k < items; k++)
-      if (j.bad[k])
-        rc = sh_fail(e, SH_ERR_FORMAT, "tensor %s: row %d of %s holds a value that is not finite; the file is damaged, get it again",
-                     w->name, j.bad[k] - 1, l->mods[i].name);
-    sh_free(j.bad);
+  for (int i = 0; rc == 0 && i < l->n_mods; i++) rc = refuse_not_finite(u, l->mods[i].w, l->mods[i].name, e);
+  for (int i = 0; rc == 0 && i < sh_ckpt_count(u->ck); i++) {
+    const sh_ftensor *t = sh_ckpt_at(u->ck, i);
+    bool seen = strncmp(t->name, l->prefix, strlen(l->prefix)) != 0;
+    for (int k = 0; !seen && k < l->n_mods; k++) seen = l->mods[k].t == t;
+    if (!seen) rc = refuse_tensor(u, t, e);
+  }
+  return rc;
+}
+
+/* Before the first layer: an embedding that is not finite would spoil what every layer is calibrated on. */
+static int refuse_rest(run *u, sh_error *e) {
+  int rc = 0;
+  for (int i = 0; rc == 0 && i < sh_ckpt_count(u->ck); i++) {
+    const sh_ftensor *t = sh_ckpt_at(u->ck, i);
+    if (in_layer(u, t)) continue;
+    rc = refuse_tensor(u, t, e);
+    sh_map_drop(t->data, t->bytes);
   }
   return rc;
 }
@@ -288,7 +353,7 @@ static int do_layer(run *u, int layer, sh_error *e) {
   int n = 0;
   int rc = sh_qlayer_open(&l, layer, sh_model_config(u->j.m), &u->j.m->w.layers[layer], u->ck, &u->j.select, e);
   if (rc < 0) return rc;
-  rc = refuse_not_finite(u, &l, e);
+  rc = refuse_layer(u, &l, e);
   if (rc == 0) rc = sh_qsearch_layer(&u->j, &l, e);
   note_peak(u);
   if (rc == 0) rc = sh_qlayer_tensors(&l, &u->scheme, u->j.o->method == SH_QM_FOLD, &t, &n, e);
@@ -347,7 +412,8 @@ static int do_rest(run *u, sh_error *e) {
 }
 
 static int do_parts(run *u, sh_error *e) {
-  int layers = sh_model_config(u->j.m)->n_layers, rc = 0;
+  int layers = sh_model_config(u->j.m)->n_layers;
+  int rc = sh_qwriter_has(u->out, layers) ? 0 : refuse_rest(u, e);
   for (int i = 0; rc == 0 && i <= layers; i++) {
     char what[32];
     if (u->j.o->stop && *u->j.o->stop) return sh_fail(e, SH_ERR_CANCELLED, "stopped; go on with --resume");
@@ -519,8 +585,10 @@ static int open_all(run *u, const char *path, sh_error *e) {
   if (o->format == SH_QF_CT && sh_model_config(u->j.m)->dtype == SH_F16) u->j.grid.scale_type = SH_F16;
   int layers = sh_model_config(u->j.m)->n_layers;
   u->part_bytes = sh_calloc((size_t)layers + 1, sizeof *u->part_bytes);
-  if (!u->part_bytes) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
+  u->used = sh_calloc((size_t)(o->n_keep + o->n_also) + 1, sizeof *u->used);
+  if (!u->part_bytes || !u->used) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
   rc = look_at_layers(u, e);
+  if (rc == 0) warn_patterns(u);
   if (rc == 0 && o->calib == NULL && o->method != SH_QM_RTN && o->method != SH_QM_INT8)
     rc = sh_fail(e, SH_ERR_ARG, "calibration tokens are missing");
   if (rc == 0) rc = fit_memory(u, e);
@@ -539,6 +607,7 @@ static void close_all(run *u) {
   if (u->be) u->be->ops->free(u->be);
   sh_ckpt_close(u->ck);
   sh_free(u->part_bytes);
+  sh_free(u->used);
   for (int i = 0; i < u->n_ignored; i++) sh_free((void *)(uintptr_t)u->ignored[i]);
   sh_free((void *)u->ignored);
 }

@@ -355,6 +355,36 @@ static void refused(const char *source, const sh_quantize_opts *o, int code, con
   assert_false(sh_dir_exists(o->out));
 }
 
+/* dense-small at `to` with two bytes 0xff, a bf16 NaN, in the tensor of that name; or 0, another weight. */
+static void changed_copy(const char *to, const char *name, size_t at, int byte) {
+  char cmd[2600], file[600], kept[600];
+  snprintf(cmd, sizeof cmd, "rm -rf %s && cp -r " GOLDEN "models/dense-small %s && chmod -R u+w %s", to, to, to);
+  assert_int_equal(system(cmd), 0);
+  sh_error e = {0};
+  sh_ckpt *ck;
+  rig_ok(sh_ckpt_open(&ck, to, 0, &e), &e);
+  int n = sh_ckpt_count(ck), found = 0;
+  sh_ftensor *t = sh_calloc((size_t)n, sizeof *t);
+  uint8_t *p = NULL;
+  for (int i = 0; i < n; i++) {
+    t[i] = *sh_ckpt_at(ck, i);
+    if (strcmp(t[i].name, name)) continue;
+    found++;
+    p = sh_malloc(t[i].bytes);
+    memcpy(p, t[i].data, t[i].bytes);
+    memset(p + at, byte, 2);
+    t[i].data = p;
+  }
+  assert_int_equal(found, 1);
+  snprintf(file, sizeof file, "%s/model.safetensors", to);
+  snprintf(kept, sizeof kept, "%s/new", to);
+  rig_ok(sh_st_write(kept, t, n, &e), &e);
+  sh_free(p);
+  sh_free(t);
+  sh_ckpt_close(ck);
+  assert_int_equal(rename(kept, file), 0);
+}
+
 static void what_cannot_be_done_is_said(void **state) {
   (void)state;
   char out[512], bad[512];
@@ -380,36 +410,57 @@ static void what_cannot_be_done_is_said(void **state) {
   s.ids[1][3] = 640;
   refused(GOLDEN "models/dense-small", &o, SH_ERR_ARG, "calibration sequence 1 has token 640; the model's vocabulary has 640");
   s.ids[1][3] = 0;
-  /* a weight that is not a number */
-  char cmd[2600];
   snprintf(bad, sizeof bad, "%s", in_temp("nan"));
-  snprintf(cmd, sizeof cmd, "cp -r " GOLDEN "models/dense-small %s && chmod -R u+w %s", bad, bad);
-  assert_int_equal(system(cmd), 0);
-  sh_error e = {0};
-  sh_ckpt *ck;
-  rig_ok(sh_ckpt_open(&ck, bad, 0, &e), &e);
-  int n = sh_ckpt_count(ck);
-  sh_ftensor *t = sh_calloc((size_t)n, sizeof *t);
-  for (int i = 0; i < n; i++) {
-    t[i] = *sh_ckpt_at(ck, i);
-    if (!strstr(t[i].name, "layers.5.mlp.up_proj")) continue;
-    uint8_t *p = sh_malloc(t[i].bytes);
-    memcpy(p, t[i].data, t[i].bytes);
-    memset(p + 2 * (size_t)t[i].dims[1] * 7 + 10, 0xff, 2); /* bf16 NaN in row 7 */
-    t[i].data = p;
-  }
-  char file[600];
-  snprintf(file, sizeof file, "%s/model.safetensors", bad);
-  char kept[600];
-  snprintf(kept, sizeof kept, "%s/new", bad);
-  rig_ok(sh_st_write(kept, t, n, &e), &e);
-  for (int i = 0; i < n; i++)
-    if (strstr(t[i].name, "layers.5.mlp.up_proj")) sh_free((void *)(uintptr_t)t[i].data);
-  sh_free(t);
-  sh_ckpt_close(ck);
-  assert_int_equal(rename(kept, file), 0);
+  changed_copy(bad, "model.layers.5.mlp.up_proj.weight", (size_t)(2 * 128 * 7 + 10), 0xff);
   refused(bad, &o, SH_ERR_FORMAT, "row 7 of model.layers.5.mlp.up_proj");
   sh_samples_free(&s);
+}
+
+/* Also where nothing is quantized: else the fault is found in the folder that was made, after hours. */
+static void what_is_not_finite_is_refused_wherever_it_is(void **state) {
+  (void)state;
+  static const struct {
+    const char *tensor, *says;
+  } WHERE[] = {{"model.embed_tokens.weight", "tensor model.embed_tokens.weight: row 2 of it"},
+               {"model.norm.weight", "tensor model.norm.weight: row 0 of it"},
+               {"model.layers.0.linear_attn.A_log", "tensor model.layers.0.linear_attn.A_log: row 0 of it"},
+               {"model.layers.0.input_layernorm.weight", "tensor model.layers.0.input_layernorm.weight: row 0 of it"}};
+  char out[512], bad[512];
+  snprintf(out, sizeof out, "%s", in_temp("not-finite"));
+  snprintf(bad, sizeof bad, "%s", in_temp("nan"));
+  sh_quantize_opts o = options(out, SH_QM_RTN, NULL);
+  for (size_t i = 0; i < sizeof WHERE / sizeof WHERE[0]; i++) {
+    changed_copy(bad, WHERE[i].tensor, i == 0 ? 2 * 128 * 2 : 0, 0xff);
+    refused(bad, &o, SH_ERR_FORMAT, WHERE[i].says);
+  }
+}
+
+static bool stop_now;
+
+static void stop_after_a_part(void *ctx, int done, int total, const char *what) {
+  (void)ctx, (void)done, (void)total, (void)what;
+  stop_now = true;
+}
+
+static void another_model_of_the_same_shape_is_not_gone_on_with(void **state) {
+  (void)state;
+  char out[512], source[512];
+  snprintf(out, sizeof out, "%s", in_temp("resumed"));
+  snprintf(source, sizeof source, "%s", in_temp("tuned"));
+  sh_quantize_opts o = options(out, SH_QM_RTN, NULL);
+  sh_error e = {0};
+  sh_quantize_result r;
+  stop_now = false;
+  o.stop = &stop_now;
+  o.progress = stop_after_a_part;
+  changed_copy(source, "model.layers.5.mlp.up_proj.weight", 0, 0);
+  assert_int_equal(sh_quantize(source, &o, &r, &e), SH_ERR_CANCELLED);
+  o.stop = NULL;
+  o.resume = true;
+  changed_copy(source, "model.norm.weight", 128, 0); /* its middle */
+  refused(source, &o, SH_ERR_ARG, "holds another job: it was '");
+  changed_copy(source, "model.layers.5.mlp.up_proj.weight", 0, 0);
+  rig_ok(sh_quantize(source, &o, &r, &e), &e);
 }
 
 int main(void) {
@@ -421,6 +472,8 @@ int main(void) {
       cmocka_unit_test(killed_at_twenty_points_it_goes_on_to_the_same_bytes),
       cmocka_unit_test(patterns_say_what_stays_and_what_is_taken_too),
       cmocka_unit_test(what_cannot_be_done_is_said),
+      cmocka_unit_test(what_is_not_finite_is_refused_wherever_it_is),
+      cmocka_unit_test(another_model_of_the_same_shape_is_not_gone_on_with),
   };
   return cmocka_run_group_tests(tests, make_temp_dir, remove_temp_dir);
 }
