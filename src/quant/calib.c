@@ -41,27 +41,6 @@ static int open_source(source *s, const char *model, sh_error *e) {
 
 /* --- The model's own words */
 
-static int add_sample(sh_samples *out, const int32_t *ids, int n, sh_error *e) {
-  int32_t **v = sh_realloc(out->ids, (size_t)(out->n + 1) * sizeof *v);
-  if (v) out->ids = v;
-  int *len = sh_realloc(out->len, (size_t)(out->n + 1) * sizeof *len);
-  if (len) out->len = len;
-  int *line = sh_realloc(out->line, (size_t)(out->n + 1) * sizeof *line);
-  if (line) out->line = line;
-  int32_t *copy = sh_malloc((size_t)n * sizeof *copy);
-  if (!v || !len || !line || !copy) {
-    sh_free(copy);
-    return sh_fail(e, SH_ERR_NOMEM, "out of memory for calibration tokens");
-  }
-  out->private_cap = out->n + 1;
-  memcpy(copy, ids, (size_t)n * sizeof *copy);
-  out->ids[out->n] = copy;
-  out->len[out->n] = n;
-  out->line[out->n++] = 0;
-  out->tokens += n;
-  return 0;
-}
-
 typedef struct own_text {
   int32_t *ids; /* [seq_len] prompt and answer */
   int n;
@@ -161,7 +140,7 @@ static int write_own(sh_samples *out, const source *s, const char *model, const 
   }
   for (int i = 0; i < n; i++) {
     if (rc == 0 && w[i].r) rc = drain(&w[i], o->seq_len, o->stop, e);
-    if (rc == 0 && w[i].r) rc = add_sample(out, w[i].ids, w[i].n, e);
+    if (rc == 0 && w[i].r) rc = sh_samples_add(out, w[i].ids, (size_t)w[i].n, 0, e);
     sh_request_free(w[i].r);
   }
   sh_engine_close(g);

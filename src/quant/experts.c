@@ -71,6 +71,11 @@ static int route_all(sh_qjob *j, const sh_qlayer *l, const float *h, int64_t tok
   return rc;
 }
 
+/* n of all tokens' rows, spread evenly, into x [n, H]. */
+static void spread(const float *h, int64_t H, int64_t tokens, int64_t n, float *x) {
+  for (int64_t i = 0; i < n; i++) memcpy(x + i * H, h + i * tokens / n * H, (size_t)H * sizeof *x);
+}
+
 /* The rows an expert is judged on: its own tokens, at most `most` spread evenly over them, and if it has few, others spread over all. *x
  * [*n, H], sh_free. */
 static int gather(const routes *r, int expert, const float *h, int64_t H, int64_t tokens, int64_t most, float **x, int64_t *n,
@@ -83,7 +88,7 @@ static int gather(const routes *r, int expert, const float *h, int64_t H, int64_
   if (!*x) return sh_fail(e, SH_ERR_NOMEM, "out of memory for the inputs of expert %d", expert);
   for (int64_t i = 0; i < take; i++)
     memcpy(*x + i * H, h + (int64_t)r->token[r->start[expert] + i * own / take] * H, (size_t)H * sizeof **x);
-  for (int64_t i = 0; i < more; i++) memcpy(*x + (take + i) * H, h + i * tokens / more * H, (size_t)H * sizeof **x);
+  spread(h, H, tokens, more, *x + take * H);
   return 0;
 }
 
@@ -180,7 +185,7 @@ static int ffn_errors(void *ctx, const float *cand, int n_cand, double *sum, sh_
   for (int i = 0; i < n_cand; i++) sum[i] = 0;
   if (n) rc = sh_qscale_errors(&f->j->work, shared, n, &sc, &f->j->grid, cand, n_cand, sum, e);
   for (int i = 0; rc == 0 && i < f->l->w->moe->n_experts; i++) {
-    if (f->j->o->stop && *f->j->o->stop) rc = sh_fail(e, SH_ERR_CANCELLED, "stopped; go on with --resume");
+    rc = sh_qjob_stopped(f->j, e);
     if (rc == 0) rc = expert_errors(f, i, cand, n_cand, sum, e);
   }
   return rc;
@@ -207,7 +212,17 @@ static int scale_ffn_norm(ffn *f, int *best, sh_error *e) {
 
 /* --- Up into down, and the codes */
 
-/* gate, up and down of one feed-forward whose inputs are x [n, H]; weight: tokens they stand for. */
+/* The statistics of x [n, cols]. */
+static int site_of(sh_qjob *j, const float *x, int64_t n, int64_t cols, sh_qsite *s, sh_error *e) {
+  enum { STEP = 1024 };
+  int rc = sh_qsite_new(s, cols, n, SH_QJOB_EXPERT_ROWS, sh_qjob_block(j, cols), e);
+  for (int64_t t = 0; rc == 0 && t < n; t += STEP)
+    rc = sh_qsite_add(&j->work, s, x + t * cols, cols, (int)(n - t < STEP ? n - t : STEP), e);
+  if (rc == 0) sh_qsite_end(s);
+  return rc;
+}
+
+/* gate, up and down of one feed-forward whose inputs are x [n, H]. */
 static int fit_ffn(ffn *f, int gate, int up, int down, const float *x, int64_t n, const char *scale, sh_error *e) {
   sh_qjob *j = f->j;
   sh_qlayer *l = f->l;
@@ -216,15 +231,12 @@ static int fit_ffn(ffn *f, int gate, int up, int down, const float *x, int64_t n
   bool awq = j->o->method == SH_QM_AWQ || j->o->method == SH_QM_FOLD;
   sh_qsite in = {0}, mid = {0};
   sh_qfactor factor = {0};
-  sh_qgptq g = {.act_order = j->o->act_order, .damp = j->o->damp > 0 ? j->o->damp : 0.01};
   char name[16] = "-";
   float *y = NULL;
   int rc = 0;
   if (m[2]->quantize) {
     rc = between(j, m[0]->w, m[1]->w, x, n, &y, e);
-    if (rc == 0) rc = sh_qsite_new(&mid, I, n, SH_QJOB_EXPERT_ROWS, sh_qjob_block(j, I), e);
-    for (int64_t t = 0; rc == 0 && t < n; t += 1024) rc = sh_qsite_add(&j->work, &mid, y + t * I, I, (int)(n - t < 1024 ? n - t : 1024), e);
-    if (rc == 0) sh_qsite_end(&mid);
+    if (rc == 0) rc = site_of(j, y, n, I, &mid, e);
     if (rc == 0 && awq && (m[1]->quantize || j->o->method == SH_QM_FOLD)) {
       sh_qscaling sc = {.cols = I, .n_channels = I};
       sh_qreader r = {m[2]->w, mid.rows, mid.n_rows, 1};
@@ -236,17 +248,15 @@ static int fit_ffn(ffn *f, int gate, int up, int down, const float *x, int64_t n
       if (rc == 0 && best) rc = sh_qlayer_fold_pair(l, up, down, s, NULL, e);
       sh_qsearch_name(best, name);
     }
-    if (rc == 0 && j->o->method == SH_QM_GPTQ) rc = sh_qfactor_new(&j->work, &mid, NULL, &g, &factor, e);
-    if (rc == 0) rc = sh_qsearch_fit(j, m[2], &mid, factor.n ? &factor : NULL, name, e);
+    if (rc == 0) rc = sh_qsearch_factor(j, &mid, &factor, e);
+    if (rc == 0) rc = sh_qsearch_fit(j, m[2], &mid, &factor, name, e);
     sh_qfactor_free(&factor);
   }
   if (rc == 0 && (m[0]->quantize || m[1]->quantize)) {
-    rc = sh_qsite_new(&in, H, n, SH_QJOB_EXPERT_ROWS, sh_qjob_block(j, H), e);
-    for (int64_t t = 0; rc == 0 && t < n; t += 1024) rc = sh_qsite_add(&j->work, &in, x + t * H, H, (int)(n - t < 1024 ? n - t : 1024), e);
-    if (rc == 0) sh_qsite_end(&in);
-    if (rc == 0 && j->o->method == SH_QM_GPTQ) rc = sh_qfactor_new(&j->work, &in, NULL, &g, &factor, e);
+    rc = site_of(j, x, n, H, &in, e);
+    if (rc == 0) rc = sh_qsearch_factor(j, &in, &factor, e);
     for (int k = 0; rc == 0 && k < 2; k++)
-      if (m[k]->quantize) rc = sh_qsearch_fit(j, m[k], &in, factor.n ? &factor : NULL, scale, e);
+      if (m[k]->quantize) rc = sh_qsearch_fit(j, m[k], &in, &factor, scale, e);
     sh_qfactor_free(&factor);
   }
   sh_qsite_free(&in);
@@ -266,7 +276,7 @@ static int fit_shared(ffn *f, const char *scale, sh_error *e) {
   int64_t H = l->c->hidden, n = f->tokens < SH_QJOB_EXPERT_TOKENS ? f->tokens : SH_QJOB_EXPERT_TOKENS;
   float *x = sh_malloc((size_t)(n * H) * sizeof *x);
   if (!x) return sh_fail(e, SH_ERR_NOMEM, "out of memory for the inputs of the shared expert");
-  for (int64_t i = 0; i < n; i++) memcpy(x + i * H, f->h + i * f->tokens / n * H, (size_t)H * sizeof *x);
+  spread(f->h, H, f->tokens, n, x);
   int rc = fit_ffn(f, gate, l->shared_up, down, x, n, scale, e);
   sh_free(x);
   return rc;
@@ -284,7 +294,7 @@ int sh_qexperts(sh_qjob *j, sh_qlayer *l, const sh_qsite *site, const float *h, 
   for (int i = 0; rc == 0 && i < l->w->moe->n_experts; i++) {
     float *x = NULL;
     int64_t n = 0;
-    if (j->o->stop && *j->o->stop) rc = sh_fail(e, SH_ERR_CANCELLED, "stopped; go on with --resume");
+    rc = sh_qjob_stopped(j, e);
     if (rc == 0) rc = gather(&f.r, i, h, l->c->hidden, tokens, SH_QJOB_EXPERT_TOKENS, &x, &n, e);
     if (rc == 0) rc = fit_ffn(&f, l->experts + 3 * i, l->experts + 3 * i + 1, l->experts + 3 * i + 2, x, n, name, e);
     sh_free(x);

@@ -16,7 +16,7 @@ typedef struct fit_job {
   sh_qblock_fn fn;
   void *ctx;
   size_t own;
-  double *err; /* [blocks][2]: nearest, chosen */
+  double *sums; /* [blocks][3]: err_nearest, err, output */
 } fit_job;
 
 static int64_t sampled(const sh_qfit *f) { return f->site ? f->site->n_rows : 0; }
@@ -52,13 +52,15 @@ static void load(sh_qblock *b) {
 }
 
 /* err[i]: output error of row i, as it was before its row was divided, with the weights rounded [rows, cols], or NULL: rounded with p
- * [rows, groups]. */
+ * [rows, groups], or that NULL too: 0, so the error is the output. */
 static void output_errors(const sh_qblock *b, const sh_qparam *p, const float *rounded, double *err) {
   int64_t m = sampled(b->f);
   for (int i = 0; i < b->rows; i++) {
     const float *w = b->w + i * b->cols, *y = rounded ? rounded + i * b->cols : NULL;
     float *d = b->error + i * b->cols;
-    for (int64_t gi = 0; !y && gi < b->groups; gi++) sh_qround(b->g, p[i * b->groups + gi], w + gi * b->group, b->group, d + gi * b->group);
+    if (!y && !p) memset(d, 0, (size_t)b->cols * sizeof *d);
+    for (int64_t gi = 0; !y && p && gi < b->groups; gi++)
+      sh_qround(b->g, p[i * b->groups + gi], w + gi * b->group, b->group, d + gi * b->group);
     for (int64_t c = 0; c < b->cols; c++) d[c] = ((y ? y[c] : d[c]) - w[c]) * b->inverse[c];
   }
   sh_qwork_product(b->k, b->error, b->cols, b->rows, b->f->site->rows, b->cols, m, b->cols, false, b->out, m, b->product);
@@ -70,10 +72,11 @@ static void output_errors(const sh_qblock *b, const sh_qparam *p, const float *r
 }
 
 void sh_qblock_keep(sh_qblock *b, const sh_qparam *p, const float *rounded) {
-  double nearest[SH_QROWS], chosen[SH_QROWS];
+  double nearest[SH_QROWS], chosen[SH_QROWS], output[SH_QROWS];
   if (b->f->site) {
     output_errors(b, b->nearest, NULL, nearest);
     output_errors(b, p, rounded, chosen);
+    output_errors(b, NULL, NULL, output);
   }
   for (int i = 0; i < b->rows; i++) {
     bool keep = b->f->site && chosen[i] < nearest[i];
@@ -82,6 +85,7 @@ void sh_qblock_keep(sh_qblock *b, const sh_qparam *p, const float *rounded) {
     if (!b->f->site) continue;
     b->sums[0] += nearest[i];
     b->sums[1] += keep ? chosen[i] : nearest[i];
+    b->sums[2] += output[i];
   }
 }
 
@@ -97,7 +101,7 @@ static void fit_item(void *ctx, int item, int worker) {
                  .group = j->codes->group,
                  .groups = j->f->w->cols / j->codes->group,
                  .rows = (int)(left < SH_QROWS ? left : SH_QROWS),
-                 .sums = j->err + 2 * item};
+                 .sums = j->sums + 3 * item};
   cut(j->k, j->f, b.groups, j->own, j->k->scratch[worker], &b);
   load(&b);
   j->fn(j->ctx, &b);
@@ -110,17 +114,18 @@ int sh_qfit_run(sh_qwork *k, sh_qfit *f, const sh_qgrid *g, size_t own, sh_qbloc
   int rc = sh_qwork_need(k, cut(k, f, f->w->cols / group, own, NULL, &none), e);
   if (rc == 0) rc = sh_qcodes_new(codes, g, f->w->rows, f->w->cols, e);
   if (rc < 0) return rc;
-  fit_job j = {k, f, g, codes, fn, ctx, own, sh_calloc(2 * (size_t)items, sizeof(double))};
-  if (!j.err) {
+  fit_job j = {k, f, g, codes, fn, ctx, own, sh_calloc(3 * (size_t)items, sizeof(double))};
+  if (!j.sums) {
     sh_qcodes_free(codes);
     return sh_fail(e, SH_ERR_NOMEM, "out of memory");
   }
   sh_pool_run(k->pool, fit_item, &j, items);
-  f->err_nearest = f->err = 0;
+  f->err_nearest = f->err = f->output = 0;
   for (int i = 0; i < items; i++) {
-    f->err_nearest += j.err[2 * i];
-    f->err += j.err[2 * i + 1];
+    f->err_nearest += j.sums[3 * i];
+    f->err += j.sums[3 * i + 1];
+    f->output += j.sums[3 * i + 2];
   }
-  sh_free(j.err);
+  sh_free(j.sums);
   return 0;
 }

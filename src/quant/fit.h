@@ -11,8 +11,9 @@ typedef struct sh_qfit {
   const sh_wview *w;
   const float *in, *out;
   const sh_qsite *site; /* of the unscaled inputs; NULL: rounding to nearest only */
-  double err_nearest,
-      err; /* result: output error over the site's rows: of rounding to nearest with the same scales, and of what was chosen */
+  /* Results, sums of squares over the site's rows: output error of rounding to nearest with the same scales, and of what was chosen; the
+   * output. */
+  double err_nearest, err, output;
 } sh_qfit;
 
 /* A block of at most SH_QROWS rows in a worker's scratch. */
@@ -28,7 +29,7 @@ typedef struct sh_qblock {
   sh_qparam *nearest; /* [rows, groups] full ranges */
   float *error;       /* [rows, cols] work of sh_qblock_keep */
   float *out;         /* [rows, site's rows] the same */
-  double *sums;       /* [2] the block's output errors: of rounding to nearest, of what was kept */
+  double *sums;       /* [3] of the block: err_nearest, err, output */
   float *product;     /* of sh_qwork_product */
   float *own;         /* what the method asked for beside */
 } sh_qblock;

@@ -116,10 +116,10 @@ static int by_falling(const void *a, const void *b) {
   return x->c < y->c ? -1 : 1;
 }
 
-static int order_columns(sh_qfactor *f, const float *gram, const float *in, bool act_order, sh_error *e) {
+static int order_columns(sh_qfactor *f, const float *gram, bool act_order, sh_error *e) {
   rank *r = sh_calloc((size_t)f->n, sizeof *r);
   if (!r) return sh_fail(e, SH_ERR_NOMEM, "out of memory for an order of %lld columns", (long long)f->n);
-  for (int64_t c = 0; c < f->n; c++) r[c] = (rank){gram[c * f->n + c] / (in ? in[c] * in[c] : 1.0f), (int32_t)c};
+  for (int64_t c = 0; c < f->n; c++) r[c] = (rank){gram[c * f->n + c], (int32_t)c};
   if (act_order) qsort(r, (size_t)f->n, sizeof *r, by_falling);
   for (int64_t i = 0; i < f->n; i++) f->order[i] = r[i].c;
   sh_free(r);
@@ -127,24 +127,21 @@ static int order_columns(sh_qfactor *f, const float *gram, const float *in, bool
 }
 
 /* a = H reversed, damped, by the columns' order. An input that is always 0 has nothing to compensate: its diagonal is the mean. */
-static void fill_reversed(const sh_qfactor *f, const float *gram, const float *in, double damp, float *a) {
+static void fill_reversed(const sh_qfactor *f, const float *gram, double damp, float *a) {
   int64_t n = f->n;
   double mean = 0;
-  for (int64_t c = 0; c < n; c++) mean += gram[c * n + c] / (in ? (double)in[c] * in[c] : 1.0);
+  for (int64_t c = 0; c < n; c++) mean += gram[c * n + c];
   mean /= (double)n;
   if (!(mean > 0)) mean = 1;
   for (int64_t i = 0; i < n; i++) {
     int64_t ci = f->order[n - 1 - i];
-    for (int64_t k = 0; k <= i; k++) {
-      int64_t ck = f->order[n - 1 - k];
-      a[i * n + k] = gram[ci * n + ck] / (in ? in[ci] * in[ck] : 1.0f);
-    }
+    for (int64_t k = 0; k <= i; k++) a[i * n + k] = gram[ci * n + f->order[n - 1 - k]];
     if (!(a[i * n + i] > 0)) a[i * n + i] = (float)mean;
     a[i * n + i] += (float)(damp * mean);
   }
 }
 
-int sh_qfactor_new(sh_qwork *k, const sh_qsite *site, const float *in, const sh_qgptq *o, sh_qfactor *f, sh_error *e) {
+int sh_qfactor_new(sh_qwork *k, const sh_qsite *site, const sh_qgptq *o, sh_qfactor *f, sh_error *e) {
   int64_t n = site->cols;
   memset(f, 0, sizeof *f);
   f->n = n;
@@ -157,12 +154,12 @@ int sh_qfactor_new(sh_qwork *k, const sh_qsite *site, const float *in, const sh_
   int rc = !f->order || !f->u || !f->ut || !j.xt || !j.neg
                ? sh_fail(e, SH_ERR_NOMEM, "out of memory for the second moments of %lld inputs (%zu bytes); --method awq needs less",
                          (long long)n, 3 * (size_t)(n * n) * sizeof(float))
-               : order_columns(f, site->gram, in, o->act_order, e);
+               : order_columns(f, site->gram, o->act_order, e);
   if (rc == 0) rc = sh_qwork_need(k, (size_t)NB * NB + sh_qwork_product_floats(k, SH_QROWS, n), e);
   double damp = o->damp;
   bool ok = false;
   for (int tries = 0; rc == 0 && !ok && tries < 6; tries++, damp *= 10) {
-    fill_reversed(f, site->gram, in, damp, j.a);
+    fill_reversed(f, site->gram, damp, j.a);
     ok = factor_lower(&j, k->pool);
   }
   if (rc == 0 && !ok) rc = sh_fail(e, SH_ERR_FORMAT, "the second moments of %lld inputs cannot be factored (not finite?)", (long long)n);
@@ -190,23 +187,17 @@ void sh_qfactor_free(sh_qfactor *f) {
 
 /* --- The rounding */
 
-typedef struct gptq_job {
-  const sh_qfactor *u;
-  const sh_qparam *params;
-} gptq_job;
-
 /* Scratch of a block beside what all methods have. */
 typedef struct rest {
-  float *left;  /* [rows, cols] weights in the order of rounding, as they are compensated; then the rounded ones */
-  float *lost;  /* [rows, NB] what a column lost, over U's diagonal, negated */
-  sh_qparam *q; /* [rows, groups] */
-  float *made;  /* [rows, cols] the rounded ones in the matrix's order */
+  float *left; /* [rows, cols] weights in the order of rounding, as they are compensated; then the rounded ones */
+  float *lost; /* [rows, NB] what a column lost, over U's diagonal, negated */
+  float *made; /* [rows, cols] the rounded ones in the matrix's order */
 } rest;
 
-static size_t cut_rest(int64_t cols, int64_t groups, float *p, rest *r) {
-  size_t whole = SH_QROWS * (size_t)cols, lost = SH_QROWS * (size_t)NB, params = (2 * SH_QROWS * (size_t)groups + 15) & ~(size_t)15;
-  if (p) *r = (rest){p, p + whole, (sh_qparam *)(void *)(p + whole + lost), p + whole + lost + params};
-  return 2 * whole + lost + params;
+static size_t cut_rest(int64_t cols, float *p, rest *r) {
+  size_t whole = SH_QROWS * (size_t)cols, lost = SH_QROWS * (size_t)NB;
+  if (p) *r = (rest){p, p + whole, p + whole + lost};
+  return 2 * whole + lost;
 }
 
 /* Columns [j0, j0 + nb) of all rows: rounded, and compensated inside the block. */
@@ -216,7 +207,7 @@ static void round_columns(const sh_qblock *b, const sh_qfactor *f, const rest *r
     for (int k = 0; k < nb; k++) {
       const float *u = f->u + (j0 + k) * f->n;
       float w = left[j0 + k], y;
-      sh_qround(b->g, r->q[i * b->groups + f->order[j0 + k] / b->group], &w, 1, &y);
+      sh_qround(b->g, b->nearest[i * b->groups + f->order[j0 + k] / b->group], &w, 1, &y);
       float loss = (w - y) / u[j0 + k];
       left[j0 + k] = y;
       lost[k] = -loss;
@@ -226,15 +217,11 @@ static void round_columns(const sh_qblock *b, const sh_qfactor *f, const rest *r
 }
 
 static void compensate(void *ctx, sh_qblock *b) {
-  const gptq_job *j = ctx;
-  const sh_qfactor *f = j->u;
+  const sh_qfactor *f = ctx;
   rest r = {0};
-  cut_rest(b->cols, b->groups, b->own, &r);
-  for (int i = 0; i < b->rows; i++) {
+  cut_rest(b->cols, b->own, &r);
+  for (int i = 0; i < b->rows; i++)
     for (int64_t c = 0; c < b->cols; c++) r.left[i * b->cols + c] = b->w[i * b->cols + f->order[c]];
-    const sh_qparam *p = j->params ? j->params + (b->r0 + i) * b->groups : b->nearest + i * b->groups;
-    memcpy(r.q + i * b->groups, p, (size_t)b->groups * sizeof *p);
-  }
   for (int64_t j0 = 0; j0 < b->cols; j0 += NB) {
     int nb = (int)(b->cols - j0 < NB ? b->cols - j0 : NB);
     int64_t next = j0 + nb;
@@ -245,12 +232,9 @@ static void compensate(void *ctx, sh_qblock *b) {
   }
   for (int i = 0; i < b->rows; i++)
     for (int64_t c = 0; c < b->cols; c++) r.made[i * b->cols + f->order[c]] = r.left[i * b->cols + c];
-  sh_qblock_keep(b, r.q, r.made);
+  sh_qblock_keep(b, b->nearest, r.made);
 }
 
-int sh_qgptq_matrix(sh_qwork *k, sh_qfit *f, const sh_qfactor *u, const sh_qgrid *g, const sh_qparam *params, sh_qcodes *codes,
-                    sh_error *e) {
-  int64_t group = g->group > 0 ? g->group : f->w->cols;
-  gptq_job j = {u, params};
-  return sh_qfit_run(k, f, g, cut_rest(f->w->cols, f->w->cols / group, NULL, NULL), compensate, &j, codes, e);
+int sh_qgptq_matrix(sh_qwork *k, sh_qfit *f, const sh_qfactor *u, const sh_qgrid *g, sh_qcodes *codes, sh_error *e) {
+  return sh_qfit_run(k, f, g, cut_rest(f->w->cols, NULL, NULL), compensate, (void *)(uintptr_t)u, codes, e);
 }

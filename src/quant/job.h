@@ -45,6 +45,11 @@ static inline int64_t sh_qjob_block(const sh_qjob *j, int64_t cols) {
   return j->o->method == SH_QM_GPTQ ? cols : j->grid.group > 0 ? j->grid.group : cols;
 }
 
+/* SH_ERR_CANCELLED when the run was asked to end. */
+static inline int sh_qjob_stopped(const sh_qjob *j, sh_error *e) {
+  return j->o->stop && *j->o->stop ? sh_fail(e, SH_ERR_CANCELLED, "stopped; go on with --resume") : 0;
+}
+
 int sh_qjob_record(sh_qjob *j, const sh_qmod *m, const char *scale, double nearest, double err, int64_t tokens, sh_error *e);
 
 /* search.c: fills the codes of every quantized module of the layer (the streams' inputs are collected by running the layer). */
@@ -55,8 +60,10 @@ typedef int (*sh_qerrors_fn)(void *ctx, const float *cand, int n, double *err, s
  * second exponent is tried and then the best one's neighbours: a third fewer products than all of them, and the curve is smooth. */
 int sh_qsearch_best(const float *x, const float *w, int64_t n_channels, sh_qerrors_fn fn, void *ctx, float *s, int *best, sh_error *e);
 void sh_qsearch_name(int cand, char name[16]);
-/* Codes of module m, whose unscaled inputs are site's (NULL: rounding to nearest). factor: GPTQ's for the site, else NULL. */
+/* Codes of module m, whose unscaled inputs are site's (NULL: rounding to nearest). factor: sh_qsearch_factor's for the site, or NULL. */
 int sh_qsearch_fit(sh_qjob *j, sh_qmod *m, const sh_qsite *site, const sh_qfactor *factor, const char *scale, sh_error *e);
+/* What GPTQ needs for a site; zeroed with other methods. Free with sh_qfactor_free. */
+int sh_qsearch_factor(sh_qjob *j, const sh_qsite *site, sh_qfactor *factor, sh_error *e);
 /* s [n_channels] := the best scale for readers with inputs of mean |x| (per channel). */
 int sh_qsearch_scale(sh_qjob *j, const sh_qreader *r, int n, const sh_qscaling *sc, const float *x, float *s, int *best, sh_error *e);
 /* x [n_channels]: mean |input| per channel. */

@@ -134,12 +134,6 @@ void sh_qlayer_free(sh_qlayer *l) {
 
 /* --- Folding */
 
-static float to_type(sh_dtype t, float x) {
-  if (t == SH_BF16) return sh_bf16_to_f32(sh_f32_to_bf16(x));
-  if (t == SH_F16) return sh_f16_to_f32(sh_f32_to_f16(x));
-  return x;
-}
-
 /* gain.s = what the stored gain is really divided by; s is overwritten with it. */
 static int fold_gain(sh_qlayer *l, sh_qgain *g, float *s, bool exact, sh_error *e) {
   int64_t n = sh_ftensor_count(g->t);
@@ -149,7 +143,7 @@ static int fold_gain(sh_qlayer *l, sh_qgain *g, float *s, bool exact, sh_error *
   double base = g->one_plus ? 1.0 : 0.0;
   for (int64_t i = 0; i < n; i++) {
     double gain = base + (double)w[i];
-    float stored = exact ? (float)(gain / (double)s[i] - base) : to_type(g->t->type, (float)(gain / (double)s[i] - base));
+    float stored = exact ? (float)(gain / (double)s[i] - base) : sh_qstored(g->t->type, (float)(gain / (double)s[i] - base));
     double now = base + (double)stored;
     bool possible = gain != 0 && now != 0 && isfinite(gain / now);
     s[i] = possible ? (float)(gain / now) : 1.0f;

@@ -173,11 +173,9 @@ static int look_at_layers(run *u, sh_error *e) {
 }
 
 static bool in_layer(const run *u, const sh_ftensor *t) {
-  const sh_config *c = sh_model_config(u->j.m);
   const sh_w_layer *w = &u->j.m->w.layers[0];
   const char *known = w->is_linear ? w->in_qkv.name : w->q.name, *word = strstr(known, "layers.");
-  size_t root = word ? (size_t)(word - known) + 7 : 0;
-  (void)c;
+  size_t root = word ? (size_t)(word - known) + strlen("layers.") : 0;
   return root && strncmp(t->name, known, root) == 0;
 }
 
@@ -242,26 +240,27 @@ static int write_records(run *u, int layer, sh_error *e) {
   return rc;
 }
 
+/* Appends a file and frees its path, which may be NULL: out of memory. */
+static int append_file(sh_buf *out, char *path, sh_error *e) {
+  char *text = NULL;
+  size_t len = 0;
+  int rc = path ? sh_file_read(path, 256 << 20, &text, &len, e) : sh_fail(e, SH_ERR_NOMEM, "out of memory");
+  if (rc == 0) sh_buf_put(out, text, len);
+  if (rc == 0) sh_free(text);
+  sh_free(path);
+  return rc;
+}
+
 /* The table of all records. A run that was killed while it finished may have removed them, but not before the table was written. */
 static int join_records(run *u, sh_buf *out, sh_error *e) {
-  char *table = sh_path_join(sh_qwriter_dir(u->out), TABLE), *text = NULL;
-  size_t len = 0;
-  int rc = table ? 0 : sh_fail(e, SH_ERR_NOMEM, "out of memory");
-  if (rc == 0 && sh_file_exists(table)) {
-    rc = sh_file_read(table, 256 << 20, &text, &len, e);
-    if (rc == 0) sh_buf_put(out, text, len);
-    sh_free(text);
+  char *table = sh_path_join(sh_qwriter_dir(u->out), TABLE);
+  int rc = 0;
+  if (!table || sh_file_exists(table)) {
+    rc = append_file(out, table, e);
+  } else {
     sh_free(table);
-    return rc == 0 && out->failed ? sh_fail(e, out->failed, "out of memory for the records") : rc;
-  }
-  sh_free(table);
-  sh_buf_puts(out, "module,scale,error_rtn,error,tokens\n");
-  for (int i = 0; rc == 0 && i < sh_model_config(u->j.m)->n_layers; i++) {
-    char *path = record_path(u, i);
-    rc = path ? sh_file_read(path, 64 << 20, &text, &len, e) : sh_fail(e, SH_ERR_NOMEM, "out of memory");
-    if (rc == 0) sh_buf_put(out, text, len);
-    if (rc == 0) sh_free(text);
-    sh_free(path);
+    sh_buf_puts(out, "module,scale,error_rtn,error,tokens\n");
+    for (int i = 0; rc == 0 && i < sh_model_config(u->j.m)->n_layers; i++) rc = append_file(out, record_path(u, i), e);
   }
   return rc == 0 && out->failed ? sh_fail(e, out->failed, "out of memory for the records") : rc;
 }
@@ -383,7 +382,7 @@ static int catch_up(run *u, int layer, sh_error *e) {
 static int round_rest(run *u, const sh_ftensor *t, const char *name, sh_arena *a, sh_ftensor *out, int *n, sh_error *e) {
   sh_wview v = view_of(t);
   sh_qfit f = {.w = &v};
-  sh_qcodes codes;
+  sh_qcodes codes = {0};
   int made = 0;
   int rc = sh_qawq_matrix(&u->j.work, &f, &u->j.grid, &codes, e);
   if (rc == 0) rc = sh_qpack(&codes, &u->scheme, name, a, out + *n, &made, e);
@@ -416,7 +415,7 @@ static int do_parts(run *u, sh_error *e) {
   int rc = sh_qwriter_has(u->out, layers) ? 0 : refuse_rest(u, e);
   for (int i = 0; rc == 0 && i <= layers; i++) {
     char what[32];
-    if (u->j.o->stop && *u->j.o->stop) return sh_fail(e, SH_ERR_CANCELLED, "stopped; go on with --resume");
+    if ((rc = sh_qjob_stopped(&u->j, e)) < 0) return rc;
     if (sh_qwriter_has(u->out, i)) continue;
     if (i < layers) rc = catch_up(u, i, e);
     if (rc == 0) rc = i < layers ? do_layer(u, i, e) : do_rest(u, e);

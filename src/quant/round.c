@@ -16,12 +16,16 @@ static const float SMALLEST = 0x1p-24f;   /* the smallest scale: float16's last 
 
 static float whole(float x) { return (x + ROUNDER) - ROUNDER; }
 
-static float stored(sh_dtype t, float s) { return t == SH_BF16 ? sh_bf16_to_f32(sh_f32_to_bf16(s)) : sh_f16_to_f32(sh_f32_to_f16(s)); }
+float sh_qstored(sh_dtype t, float x) {
+  if (t == SH_BF16) return sh_bf16_to_f32(sh_f32_to_bf16(x));
+  if (t == SH_F16) return sh_f16_to_f32(sh_f32_to_f16(x));
+  return x;
+}
 
 float sh_qscale(const sh_qgrid *g, float scale) {
   if (g->pow2 && scale > 0) scale = exp2f(rintf(log2f(scale)));
   if (g->scale_type == SH_F16 && scale > 65504.0f) scale = g->pow2 ? 32768.0f : 65504.0f;
-  scale = stored(g->scale_type, scale);
+  scale = sh_qstored(g->scale_type, scale);
   return scale < SMALLEST ? SMALLEST : scale;
 }
 
@@ -46,24 +50,28 @@ sh_qparam sh_qparam_of(const sh_qgrid *g, float lo, float hi) {
   return (sh_qparam){s, z > top ? top : z < (float)g->min_zero ? (float)g->min_zero : z};
 }
 
+/* A weight in steps from the zero point, on the grid. */
+typedef struct steps {
+  float inverse, low, high;
+} steps;
+
+static steps steps_of(const sh_qgrid *g, sh_qparam p) { return (steps){1.0f / p.scale, -p.zero, (float)((1 << g->bits) - 1) - p.zero}; }
+
+static inline float step(steps s, float w) {
+  float v = w * s.inverse;
+  v = v < s.low ? s.low : v;
+  v = v > s.high ? s.high : v;
+  return whole(v);
+}
+
 void sh_qround(const sh_qgrid *g, sh_qparam p, const float *w, int64_t n, float *y) {
-  float inverse = 1.0f / p.scale, low = -p.zero, high = (float)((1 << g->bits) - 1) - p.zero;
-  for (int64_t i = 0; i < n; i++) {
-    float v = w[i] * inverse;
-    v = v < low ? low : v;
-    v = v > high ? high : v;
-    y[i] = p.scale * whole(v);
-  }
+  steps s = steps_of(g, p);
+  for (int64_t i = 0; i < n; i++) y[i] = p.scale * step(s, w[i]);
 }
 
 void sh_qround_codes(const sh_qgrid *g, sh_qparam p, const float *w, int64_t n, uint8_t *q) {
-  float inverse = 1.0f / p.scale, low = -p.zero, high = (float)((1 << g->bits) - 1) - p.zero;
-  for (int64_t i = 0; i < n; i++) {
-    float v = w[i] * inverse;
-    v = v < low ? low : v;
-    v = v > high ? high : v;
-    q[i] = (uint8_t)(int)(whole(v) + p.zero);
-  }
+  steps s = steps_of(g, p);
+  for (int64_t i = 0; i < n; i++) q[i] = (uint8_t)(int)(step(s, w[i]) + p.zero);
 }
 
 int sh_qcodes_new(sh_qcodes *c, const sh_qgrid *g, int64_t rows, int64_t cols, sh_error *e) {

@@ -23,6 +23,8 @@ typedef struct sh_qparam {
 /* The parameters that just hold [lo, hi] (widened to hold 0): s = (hi - lo) / (2^bits - 1), z = round(-lo / s); symmetric: s = max(-lo, hi)
  * / (2^(bits - 1) - 1); rounded to the scale type; with pow2, the power of two at or above s. Never a scale of 0. */
 sh_qparam sh_qparam_of(const sh_qgrid *g, float lo, float hi);
+/* x as type t stores it: SH_BF16, SH_F16; any other: x. */
+float sh_qstored(sh_dtype t, float x);
 /* A scale as the format stores it: rounded to the type or to the nearest power of two, and not 0. */
 float sh_qscale(const sh_qgrid *g, float scale);
 /* y[i] = what w[i] becomes: s (clamp(round(w / s) + z, 0, 2^bits - 1) - z), rounding half to even. y may be w. */

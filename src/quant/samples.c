@@ -34,8 +34,7 @@ static int no_memory(sh_error *e) { return sh_fail(e, SH_ERR_NOMEM, "out of memo
 
 /* ---- Samples ---- */
 
-static int add_sample(loader *l, const int32_t *ids, size_t n, int line) {
-  sh_samples *s = l->out;
+int sh_samples_add(sh_samples *s, const int32_t *ids, size_t n, int line, sh_error *e) {
   if (s->n == s->private_cap) {
     int cap = s->private_cap ? s->private_cap * 2 : 64;
     int32_t **v = sh_realloc(s->ids, (size_t)cap * sizeof *v);
@@ -44,11 +43,11 @@ static int add_sample(loader *l, const int32_t *ids, size_t n, int line) {
     if (len) s->len = len;
     int *lines = sh_realloc(s->line, (size_t)cap * sizeof *lines);
     if (lines) s->line = lines;
-    if (!v || !len || !lines) return no_memory(l->e);
+    if (!v || !len || !lines) return no_memory(e);
     s->private_cap = cap;
   }
   int32_t *copy = sh_malloc(n * sizeof *copy);
-  if (!copy) return no_memory(l->e);
+  if (!copy) return no_memory(e);
   memcpy(copy, ids, n * sizeof *copy);
   s->ids[s->n] = copy;
   s->len[s->n] = (int)n;
@@ -62,7 +61,7 @@ static bool enough(const loader *l) { return l->max_samples > 0 && l->out->n >= 
 static int add_windows(loader *l, const sh_ids *ids, int line) {
   for (size_t at = 0; at < ids->n && !enough(l);) {
     size_t n = ids->n - at < (size_t)l->seq_len ? ids->n - at : (size_t)l->seq_len;
-    int rc = add_sample(l, ids->v + at, n, line);
+    int rc = sh_samples_add(l->out, ids->v + at, n, line, l->e);
     if (rc < 0) return rc;
     at += n;
   }
@@ -74,7 +73,7 @@ static int add_packed(loader *l, const sh_ids *ids, int line) {
     if (l->rest.n == 0) l->rest_line = line;
     if (sh_ids_push(&l->rest, ids->v[i]) < 0) return no_memory(l->e);
     if (l->rest.n < (size_t)l->seq_len) continue;
-    int rc = add_sample(l, l->rest.v, l->rest.n, l->rest_line);
+    int rc = sh_samples_add(l->out, l->rest.v, l->rest.n, l->rest_line, l->e);
     if (rc < 0) return rc;
     l->rest.n = 0;
   }
@@ -85,7 +84,7 @@ static int add_ids(loader *l, const sh_ids *ids, int line, bool whole_text) {
   if (l->how == SH_SAMPLES_PACK) return add_packed(l, ids, line);
   if (l->how == SH_SAMPLES_WINDOWS || whole_text) return add_windows(l, ids, line);
   size_t n = ids->n < (size_t)l->seq_len ? ids->n : (size_t)l->seq_len;
-  return n ? add_sample(l, ids->v, n, line) : 0;
+  return n ? sh_samples_add(l->out, ids->v, n, line, l->e) : 0;
 }
 
 /* ---- One line ---- */
@@ -245,7 +244,7 @@ int sh_samples_load(sh_samples *out, const char *path, const char *text, size_t 
   if (path) text = own;
   if (len >= 3 && !memcmp(text, "\xef\xbb\xbf", 3)) text += 3, len -= 3;
   rc = is_jsonl(path, text, len) ? read_lines(&l, text, len, seed) : read_plain(&l, text, len);
-  if (rc == 0 && out->n == 0 && l.rest.n) rc = add_sample(&l, l.rest.v, l.rest.n, l.rest_line);
+  if (rc == 0 && out->n == 0 && l.rest.n) rc = sh_samples_add(out, l.rest.v, l.rest.n, l.rest_line, e);
   if (rc == 0 && out->n == 0)
     rc = sh_fail(e, SH_ERR_ARG, "%s holds no text%s", name_of(&l),
                  out->skipped ? " but dialogues, and the model has no chat template that takes them; give a text of your own" : "");

@@ -34,6 +34,8 @@ enum { SH_SAMPLES_MAX_FILE = 256 << 20, SH_SAMPLES_MAX_PROMPT = 64 << 20 }; /* b
  * lines, 0 as they stand. At least one sample comes out (SH_ERR_ARG otherwise). Caller frees with sh_samples_free, after a failure too. */
 int sh_samples_load(sh_samples *out, const char *path, const char *text, size_t len, const sh_tok *tok, const sh_chat *chat,
                     int max_samples, int seq_len, sh_samples_how how, uint64_t seed, sh_error *e);
+/* Adds a copy of ids [n], n >= 1. SH_ERR_NOMEM. */
+int sh_samples_add(sh_samples *s, const int32_t *ids, size_t n, int line, sh_error *e);
 void sh_samples_free(sh_samples *s); /* accepts a zeroed struct */
 
 /* The prompt or dialogue of one JSON object of such a line, or of a task: "text" or "prompt" as it stands, "messages" through the template

@@ -110,8 +110,9 @@ typedef struct collect {
 
 static int on_input(void *ctx, sh_qinput input, const float *x, int64_t stride, int n, sh_error *e) {
   collect *c = ctx;
-  if (c->j->o->stop && *c->j->o->stop) return sh_fail(e, SH_ERR_CANCELLED, "stopped; go on with --resume");
-  int rc = c->site[input].cols ? sh_qsite_add(&c->j->work, &c->site[input], x, stride, n, e) : 0;
+  int rc = sh_qjob_stopped(c->j, e);
+  if (rc < 0) return rc;
+  rc = c->site[input].cols ? sh_qsite_add(&c->j->work, &c->site[input], x, stride, n, e) : 0;
   if (rc == 0 && input == SH_QIN_FFN && c->spill_h) rc = sh_file_out_write(&c->h, x, (size_t)n * (size_t)stride * sizeof *x, e);
   return rc;
 }
@@ -198,86 +199,44 @@ static int scale_up(sh_qjob *j, sh_qlayer *l, collect *c, int *best, sh_error *e
 
 /* --- Codes */
 
-/* Output error of rounding w to nearest without scales, and the output itself, over a site's rows: what errors are measured against. */
-typedef struct base_job {
-  const sh_qjob *j;
-  const sh_wview *w;
-  const sh_qsite *site;
-  double *sum; /* [items][2]: error, output */
-} base_job;
-
-static void base_item(void *ctx, int item, int worker) {
-  base_job *b = ctx;
-  const sh_qwork *k = &b->j->work;
-  int64_t cols = b->w->cols, m = b->site->n_rows, r0 = (int64_t)item * SH_QROWS;
-  int64_t group = b->j->grid.group > 0 ? b->j->grid.group : cols;
-  int rows = (int)(b->w->rows - r0 < SH_QROWS ? b->w->rows - r0 : SH_QROWS);
-  float *w = k->scratch[worker], *y = w + SH_QROWS * cols, *product = y + ((SH_QROWS * m + 15) & ~(int64_t)15);
-  product += (16 - ((uintptr_t)product / sizeof(float)) % 16) % 16;
-  for (int which = 1; which >= 0; which--) {
-    for (int i = 0; i < rows; i++) {
-      float *row = w + i * cols;
-      if (which == 1) k->k.dequant(b->w, r0 + i, 0, cols, row);
-      for (int64_t c = 0; which == 0 && c < cols; c += group) {
-        float lo, hi, r[16];
-        sh_qrange(row + c, group, &lo, &hi);
-        sh_qparam p = sh_qparam_of(&b->j->grid, lo, hi);
-        for (int64_t at = 0; at < group; at += 16) {
-          int64_t n = group - at < 16 ? group - at : 16;
-          sh_qround(&b->j->grid, p, row + c + at, n, r);
-          for (int64_t q = 0; q < n; q++) row[c + at + q] = r[q] - row[c + at + q];
-        }
-      }
-    }
-    sh_qwork_product(k, w, cols, rows, b->site->rows, cols, m, cols, false, y, m, product);
-    for (int64_t i = 0; i < rows * m; i++) b->sum[2 * item + which] += (double)y[i] * (double)y[i];
-  }
+/* *error: output error of rounding w to nearest without scales, which is that of the candidate that scales nothing. */
+static int unscaled_error(sh_qjob *j, const sh_wview *w, const sh_qsite *site, double *error, sh_error *e) {
+  float *ones = sh_malloc((size_t)w->cols * sizeof *ones);
+  if (!ones) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
+  sh_qreader r = {.w = w, .rows = site->rows, .n_rows = site->n_rows, .weight = 1};
+  sh_qscaling sc = {.cols = w->cols, .n_channels = w->cols};
+  sh_qscale_candidate(0, NULL, NULL, w->cols, ones);
+  int rc = sh_qscale_errors(&j->work, &r, 1, &sc, &j->grid, ones, 1, error, e);
+  sh_free(ones);
+  return rc;
 }
 
-/* *error: of rounding to nearest without scales; *output: the sum of squares of the outputs. */
-static int base_error(const sh_qjob *j, const sh_wview *w, const sh_qsite *site, double *error, double *output, sh_error *e) {
-  int items = (int)((w->rows + SH_QROWS - 1) / SH_QROWS);
-  sh_qwork *k = (sh_qwork *)(uintptr_t)&j->work;
-  size_t floats = (size_t)SH_QROWS * (size_t)(w->cols + site->n_rows) + sh_qwork_product_floats(k, SH_QROWS, w->cols) + 64;
-  int rc = sh_qwork_need(k, floats, e);
-  if (rc < 0) return rc;
-  base_job b = {j, w, site, sh_calloc(2 * (size_t)items, sizeof(double))};
-  if (!b.sum) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
-  sh_pool_run(k->pool, base_item, &b, items);
-  *error = *output = 0;
-  for (int i = 0; i < items; i++) {
-    *error += b.sum[2 * i];
-    *output += b.sum[2 * i + 1];
-  }
-  sh_free(b.sum);
-  return 0;
+int sh_qsearch_factor(sh_qjob *j, const sh_qsite *site, sh_qfactor *factor, sh_error *e) {
+  memset(factor, 0, sizeof *factor);
+  sh_qgptq o = {.act_order = j->o->act_order, .damp = j->o->damp > 0 ? j->o->damp : 0.01};
+  return j->o->method == SH_QM_GPTQ ? sh_qfactor_new(&j->work, site, &o, factor, e) : 0;
 }
 
 int sh_qsearch_fit(sh_qjob *j, sh_qmod *m, const sh_qsite *site, const sh_qfactor *factor, const char *scale, sh_error *e) {
   sh_qfit f = {.w = m->w, .in = m->in, .out = m->out, .site = site};
-  double nearest = -1, output = 0;
   int rc = 0;
   if (j->o->method == SH_QM_FOLD) return 0;
-  if (factor) rc = sh_qgptq_matrix(&j->work, &f, factor, &j->grid, NULL, &m->codes, e);
+  if (factor && factor->n) rc = sh_qgptq_matrix(&j->work, &f, factor, &j->grid, &m->codes, e);
   else rc = sh_qawq_matrix(&j->work, &f, &j->grid, &m->codes, e);
-  if (rc == 0 && site) rc = base_error(j, m->w, site, &nearest, &output, e);
+  double nearest = f.err_nearest;
+  if (rc == 0 && site && (m->in || m->out)) rc = unscaled_error(j, m->w, site, &nearest, e);
   if (rc < 0) return rc;
-  double by = output > 0 ? output : 1;
+  double by = f.output > 0 ? f.output : 1;
   return sh_qjob_record(j, m, scale, site ? nearest / by : -1, site ? f.err / by : -1, site ? site->seen : 0, e);
 }
 
 /* All quantized modules of one input. */
 static int fit_input(sh_qjob *j, sh_qlayer *l, sh_qinput input, const sh_qsite *site, const char *scale, sh_error *e) {
   place p = readers_of(l, input);
-  sh_qfactor factor = {0};
-  int rc = 0;
+  sh_qfactor factor;
   if (!p.n) return 0;
-  if (j->o->method == SH_QM_GPTQ) {
-    sh_qgptq o = {.act_order = j->o->act_order, .damp = j->o->damp > 0 ? j->o->damp : 0.01};
-    rc = sh_qfactor_new(&j->work, site, NULL, &o, &factor, e);
-  }
-  for (int i = 0; rc == 0 && i < p.n; i++)
-    rc = sh_qsearch_fit(j, &l->mods[p.readers[i] - l->mods], site, factor.n ? &factor : NULL, scale, e);
+  int rc = sh_qsearch_factor(j, site, &factor, e);
+  for (int i = 0; rc == 0 && i < p.n; i++) rc = sh_qsearch_fit(j, &l->mods[p.readers[i] - l->mods], site, &factor, scale, e);
   sh_qfactor_free(&factor);
   return rc;
 }

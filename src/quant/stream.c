@@ -54,9 +54,11 @@ static int see(tap *t, sh_backend *be, sh_qinput input, const sh_tensor *x, int 
   return rc == 0 ? t->fn(t->ctx, input, t->host, width(t->config, t->layer->is_linear, input), n, e) : rc;
 }
 
+static tap *tap_of(const sh_backend *be) { return (tap *)(void *)((char *)(uintptr_t)be->ops - offsetof(tap, ops)); }
+
 static int tap_linear(sh_backend *be, const sh_weight *w, const sh_tensor *x, int n, const sh_tensor *bias, bool add, sh_tensor *y,
                       sh_error *e) {
-  tap *t = (tap *)(void *)((char *)(uintptr_t)be->ops - offsetof(tap, ops));
+  tap *t = tap_of(be);
   const sh_layer *l = t->layer;
   int rc = 0;
   if (t->fn) {
@@ -69,7 +71,7 @@ static int tap_linear(sh_backend *be, const sh_weight *w, const sh_tensor *x, in
 }
 
 static int tap_moe(sh_backend *be, const sh_moe *p, const sh_tensor *x, int n, bool add, sh_tensor *y, sh_error *e) {
-  tap *t = (tap *)(void *)((char *)(uintptr_t)be->ops - offsetof(tap, ops));
+  tap *t = tap_of(be);
   int rc = t->fn ? see(t, be, SH_QIN_FFN, x, n, e) : 0;
   return rc == 0 ? t->real->moe(be, p, x, n, add, y, e) : rc;
 }

@@ -71,8 +71,8 @@ int main(int argc, char **argv) {
   sh_qfit fit = {.w = &v, .in = cand + best * K, .site = &site}, comp = {.w = &v, .site = &whole};
   sh_qfactor factor;
   sh_qgptq go = {.act_order = true, .damp = 0.01};
-  if (sh_qawq_matrix(&k, &fit, &g, &awq, &e) < 0 || sh_qfactor_new(&k, &whole, NULL, &go, &factor, &e) < 0) return fail(&e);
-  if (sh_qgptq_matrix(&k, &comp, &factor, &g, NULL, &gptq, &e) < 0) return fail(&e);
+  if (sh_qawq_matrix(&k, &fit, &g, &awq, &e) < 0 || sh_qfactor_new(&k, &whole, &go, &factor, &e) < 0) return fail(&e);
+  if (sh_qgptq_matrix(&k, &comp, &factor, &g, &gptq, &e) < 0) return fail(&e);
   double errors[4] = {fit.err_nearest, fit.err, comp.err_nearest, comp.err};
   put("w", SH_F32, w, N, K);
   put("x", SH_F32, x, T, K);

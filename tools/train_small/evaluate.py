@@ -26,17 +26,13 @@ ROWS = {"copy": ("copy", None, 0.98), "recall, 500 tokens": ("recall", 500, 0.95
         "add": ("add", None, None), "JSON": ("json", None, 0.95), "tool call": ("tools", None, 0.90), "tool reply": ("tool reply", None, None), "about sheng": ("sheng", None, None), "talk": ("talk", None, None)}
 
 
-def prompt_of(tokenizer, sample):
-    return tokenizer.apply_chat_template(sample.messages, tools=sample.tools, tokenize=False, add_generation_prompt=True, enable_thinking=sample.think is not None)
-
-
 def instances(tokenizer, task, length, count, seed):
     """Distinct held-out samples of a row; recall lists are brought within a tenth of length tokens."""
     rng, seen, out, size = random.Random(f"{seed}/{task}/{length}"), set(), [], length or 120
     while len(out) < count:
         if task == "recall":
             s = tasks.draw(rng, size, evaluation=True, task="recall", question=1)
-            got = len(tokenizer(prompt_of(tokenizer, s)).input_ids)
+            got = len(tokenizer(tasks.prompt_of(tokenizer, s)).input_ids)
             if abs(got - length) > length // 10:
                 size = max(20, int(size * length / got))
                 continue
@@ -44,7 +40,7 @@ def instances(tokenizer, task, length, count, seed):
             s = tasks.draw(rng, size, evaluation=True, task="tools" if task == "tool reply" else task)
             if s.task != task:
                 continue
-        key = s.key + prompt_of(tokenizer, s)
+        key = s.key + tasks.prompt_of(tokenizer, s)
         if key not in seen or task in ("sheng", "talk"):  # those have few forms: the earlier turns differ
             seen.add(key)
             out.append(s)
@@ -140,7 +136,7 @@ def main():
         if a.only and a.only != name:
             continue
         samples = instances(tokenizer, task, length, a.count, a.seed)
-        prompts = [prompt_of(tokenizer, s) for s in samples]
+        prompts = [tasks.prompt_of(tokenizer, s) for s in samples]
         answers = generate(a.sheng, a.folder, prompts)
         good = equal = parses = n = k = 0
         for s, prompt, g in zip(samples, prompts, answers):

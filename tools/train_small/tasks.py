@@ -333,6 +333,11 @@ def draw(rng, size, evaluation=False, task=None, without=(), **kw):
             return sample
 
 
+def prompt_of(tokenizer, sample):
+    """What the model is given: the conversation in the chat template's form, up to where it answers."""
+    return tokenizer.apply_chat_template(sample.messages, tools=sample.tools, tokenize=False, add_generation_prompt=True, enable_thinking=sample.think is not None)
+
+
 def completion(sample):
     """What the model writes after the generation prompt, in the template's own form, up to and without <|im_end|>."""
     text = "" if sample.think is None else sample.think + "\n</think>\n\n"

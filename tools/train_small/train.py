@@ -75,8 +75,7 @@ def twins(tokenizer):
 
 def encode(tokenizer, sample):
     """(ids, start of the answer) of a sample, in the chat template's form."""
-    prompt = tokenizer.apply_chat_template(sample.messages, tools=sample.tools, tokenize=False, add_generation_prompt=True, enable_thinking=sample.think is not None)
-    ids = tokenizer(prompt, add_special_tokens=False).input_ids
+    ids = tokenizer(tasks.prompt_of(tokenizer, sample), add_special_tokens=False).input_ids
     answer = tokenizer(tasks.completion(sample) + "<|im_end|>", add_special_tokens=False).input_ids
     return ids + answer, len(ids)
 

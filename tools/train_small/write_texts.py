@@ -17,10 +17,6 @@ import tasks
 CALIBRATION, EVALUATION, QUESTIONS = 300, 120, 20  # lines; questions of each task
 
 
-def prompt_of(tokenizer, s):
-    return tokenizer.apply_chat_template(s.messages, tools=s.tools, tokenize=False, add_generation_prompt=True, enable_thinking=s.think is not None)
-
-
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("tokenizer")
@@ -34,13 +30,13 @@ def main():
         with open(f"{a.out}/{name}.jsonl", "w") as f:
             for _ in range(count):
                 s = tasks.draw(rng, int(30 * 10 ** rng.random()), evaluation=evaluation)
-                f.write(json.dumps({"text": prompt_of(tokenizer, s) + tasks.completion(s) + "<|im_end|>\n"}, ensure_ascii=False) + "\n")
+                f.write(json.dumps({"text": tasks.prompt_of(tokenizer, s) + tasks.completion(s) + "<|im_end|>\n"}, ensure_ascii=False) + "\n")
     rng = random.Random(f"{a.seed}/questions")
     with open(f"{a.out}/tasks.jsonl", "w") as f:
         for task in tasks.TASKS:
             for _ in range(QUESTIONS):
                 s = tasks.draw(rng, 120, evaluation=True, task=task)
-                f.write(json.dumps({"task": s.task, "prompt": prompt_of(tokenizer, s), "answer": tasks.completion(s)}, ensure_ascii=False) + "\n")
+                f.write(json.dumps({"task": s.task, "prompt": tasks.prompt_of(tokenizer, s), "answer": tasks.completion(s)}, ensure_ascii=False) + "\n")
 
 
 main()
