@@ -139,6 +139,30 @@ int sh_utf8_sanitize(const char *s, size_t n, sh_buf *out) {
 
 /* --- Strings and numbers -------------------------------------------------------------------------------------------------------------- */
 
+void sh_html_text(sh_buf *out, const char *s) {
+  for (; *s; s++) {
+    switch (*s) {
+    case '&': sh_buf_puts(out, "&amp;"); break;
+    case '<': sh_buf_puts(out, "&lt;"); break;
+    case '>': sh_buf_puts(out, "&gt;"); break;
+    case '"': sh_buf_puts(out, "&quot;"); break;
+    case '\'': sh_buf_puts(out, "&#39;"); break;
+    default:
+      if (((unsigned char)*s < 32 && !strchr("\t\n\r", *s)) || *s == 127) sh_buf_puts(out, "\xef\xbf\xbd");
+      else sh_buf_putc(out, *s);
+    }
+  }
+}
+
+void sh_csv_text(sh_buf *out, const char *s) {
+  sh_buf_putc(out, '"');
+  for (; *s; s++) {
+    if (*s == '"') sh_buf_putc(out, '"');
+    sh_buf_putc(out, *s);
+  }
+  sh_buf_putc(out, '"');
+}
+
 bool sh_str_starts(const char *s, const char *prefix) { return strncmp(s, prefix, strlen(prefix)) == 0; }
 
 bool sh_str_ends(const char *s, const char *suffix) {

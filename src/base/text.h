@@ -15,6 +15,9 @@ bool sh_utf8_valid(const char *s, size_t n);
 /* Bytes at the end of s[0..n) that begin a valid but incomplete sequence (0..3). */
 size_t sh_utf8_incomplete_tail(const char *s, size_t n);
 int sh_utf8_sanitize(const char *s, size_t n, sh_buf *out); /* appends with invalid parts replaced by U+FFFD */
+/* Escaped for HTML content and attributes; control characters, which HTML does not allow, become U+FFFD. Failures stay in the buffer. */
+void sh_html_text(sh_buf *out, const char *s);
+void sh_csv_text(sh_buf *out, const char *s); /* one field of a CSV line, in quotes */
 bool sh_str_starts(const char *s, const char *prefix);
 bool sh_str_ends(const char *s, const char *suffix);
 /* Whole-string number parsing: SH_ERR_ARG on trailing bytes, range or emptiness. */

@@ -207,22 +207,13 @@ int sh_eval_write_json(const sh_eval *r, sh_buf *out) {
 
 /* ---- CSV ---- */
 
-static void csv_text(sh_buf *out, const char *s) {
-  sh_buf_putc(out, '"');
-  for (; *s; s++) {
-    if (*s == '"') sh_buf_putc(out, '"');
-    sh_buf_putc(out, *s);
-  }
-  sh_buf_putc(out, '"');
-}
-
 static void csv_row(sh_buf *out, const sh_eval *r, const char *measure, int layer, double value) {
   sh_jw w;
-  csv_text(out, r->model.name);
+  sh_csv_text(out, r->model.name);
   sh_buf_putc(out, ',');
-  csv_text(out, r->ref.path ? r->ref.name : "");
+  sh_csv_text(out, r->ref.path ? r->ref.name : "");
   sh_buf_putc(out, ',');
-  csv_text(out, measure);
+  sh_csv_text(out, measure);
   sh_buf_putc(out, ',');
   if (layer >= 0) sh_buf_printf(out, "%d", layer);
   sh_buf_putc(out, ',');

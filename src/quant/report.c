@@ -1,18 +1,19 @@
 /* The HTML page of an evaluation. Any thread.
  *
- * One file, with its style and its plots (inline SVG, drawn here) inside: it is mailed, put beside a model, opened without a network. No
+ * One file, with its style and its plots (inline SVG, base/page.h) inside: it is mailed, put beside a model, opened without a network. No
  * script: nothing on the page needs one, and a page that is opened from a stranger's model folder should not bring any. Every text that
- * comes from a file goes through put_text. */
+ * comes from a file goes through sh_html_text. */
 #include "quant/report.h"
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/page.h"
 #include "base/text.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_RESULT = 64 << 20, W = 720, H = 260, LEFT = 64, RIGHT = 16, TOP = 14, BOTTOM = 40, TICKS = 5, MAX_POINTS = 66 };
+enum { MAX_RESULT = 64 << 20, TICKS = 5, MAX_POINTS = 66 };
 
 /* ---- Results of earlier runs ---- */
 
@@ -54,100 +55,29 @@ int sh_report_read(sh_report_point *out, const char *path, sh_arena *a, sh_error
   return rc;
 }
 
-/* ---- Text ---- */
-
-/* Escaped for content and attributes; control characters, which HTML does not allow, as a replacement character. */
-static void put_text(sh_buf *out, const char *s) {
-  for (; *s; s++) {
-    switch (*s) {
-    case '&': sh_buf_puts(out, "&amp;"); break;
-    case '<': sh_buf_puts(out, "&lt;"); break;
-    case '>': sh_buf_puts(out, "&gt;"); break;
-    case '"': sh_buf_puts(out, "&quot;"); break;
-    case '\'': sh_buf_puts(out, "&#39;"); break;
-    default:
-      if (((unsigned char)*s < 32 && !strchr("\t\n\r", *s)) || *s == 127) sh_buf_puts(out, "\xef\xbf\xbd");
-      else sh_buf_putc(out, *s);
-    }
-  }
-}
-
-static const char STYLE[] =
-    ":root{--ink:#1c2430;--soft:#667085;--line:#d5dae1;--back:#fff;--card:#f6f8fa;--a:#2563c9;--b:#c2541b}\n"
-    "@media(prefers-color-scheme:dark){:root{--ink:#e4e8ee;--soft:#98a2b3;--line:#38414d;--back:#14181d;--card:#1d232b;--a:#6ea3f5;--b:#"
-    "ef935f}}\n"
-    "body{margin:2rem auto;max-width:48rem;padding:0 1rem;font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--back)}\n"
-    "h1{font-size:1.5rem;margin:0 0 .3rem}h2{font-size:1.1rem;margin:2.2rem 0 .6rem}p{margin:.4rem 0}.soft{color:var(--soft)}\n"
-    ".cards{display:flex;flex-wrap:wrap;gap:.7rem;margin:1.2rem 0}.card{background:var(--card);border-radius:8px;padding:.6rem 1rem;flex:1 "
-    "0 9rem}\n"
-    ".card b{display:block;font-size:1.35rem;font-variant-numeric:tabular-nums}\n"
-    ".scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}\n"
-    "th,td{text-align:right;padding:.25rem .7rem;border-bottom:1px solid var(--line)}th:first-child,td:first-child{text-align:left}\n"
-    "svg{width:100%;height:auto;font:11px system-ui,sans-serif}svg text{fill:var(--soft)}svg .grid{stroke:var(--line)}\n"
-    "code,q{font-family:ui-monospace,monospace;font-size:.9em;white-space:pre-wrap;overflow-wrap:anywhere}\n";
-
-__attribute__((format(printf, 3, 4))) static void card(sh_buf *out, const char *label, const char *fmt, ...) {
-  sh_buf_puts(out, "<div class=\"card\"><b>");
-  char text[64];
-  va_list ap;
-  va_start(ap, fmt);
-  vsnprintf(text, sizeof text, fmt, ap);
-  va_end(ap);
-  put_text(out, text);
-  sh_buf_printf(out, "</b>%s</div>\n", label);
-}
-
-/* ---- Plots: x and y in [0, 1] of the inner field, y upwards ---- */
-
-static double px(double x) { return LEFT + x * (W - LEFT - RIGHT); }
-static double py(double y) { return H - BOTTOM - y * (H - TOP - BOTTOM); }
-
-static void svg_begin(sh_buf *out, const char *label, const char *x_title) {
-  sh_buf_printf(out, "<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s\">\n", W, H, label);
-  sh_buf_printf(out, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", px(0.5), H - 6, x_title);
-}
-
-static void y_tick(sh_buf *out, double y, double value) {
-  char text[32]; /* counts whole, small numbers short */
-  snprintf(text, sizeof text, value == floor(value) && value < 1e7 ? "%.0f" : "%.3g", value);
-  sh_buf_printf(
-      out, "<line class=\"grid\" x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\"/><text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n",
-      LEFT, W - RIGHT, py(y), py(y), LEFT - 6, py(y) + 4, text);
-}
-
-static void x_tick(sh_buf *out, double x, const char *text) {
-  sh_buf_printf(out, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", px(x), H - BOTTOM + 15, text);
-}
-
-/* A round number at least v, for the end of an axis. */
-static double round_up(double v) {
-  double p = pow(10, floor(log10(v > 1e-300 ? v : 1e-300)));
-  static const double steps[] = {1, 1.5, 2, 3, 4, 5, 6, 8, 10};
-  for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
-    if (steps[i] * p >= v * (1 - 1e-12)) return steps[i] * p;
-  return 10 * p;
-}
+/* ---- Plots ---- */
 
 static void plot_layers(const sh_eval *r, sh_buf *out) {
   double most = 0;
   for (int i = 0; i < r->n_layers; i++)
     if (r->layers[i].mean > most) most = r->layers[i].mean;
-  double top = most > 0 ? round_up(most) : 1;
-  svg_begin(out, "Relative error of the residual stream by layer", "layer (0: embedding; the last: after the final norm)");
-  for (int i = 0; i < TICKS; i++) y_tick(out, (double)i / (TICKS - 1), top * i / (TICKS - 1));
+  double top = most > 0 ? sh_plot_round_up(most) : 1;
+  sh_plot_begin(out, "Relative error of the residual stream by layer", "layer (0: embedding; the last: after the final norm)");
+  for (int i = 0; i < TICKS; i++) sh_plot_y_tick(out, (double)i / (TICKS - 1), top * i / (TICKS - 1));
   int last = r->n_layers > 1 ? r->n_layers - 1 : 1, step = last / 12 + 1;
   for (int i = 0; i < r->n_layers; i += step) {
     char text[16];
     snprintf(text, sizeof text, "%d", i);
-    x_tick(out, (double)i / last, text);
+    sh_plot_x_tick(out, (double)i / last, text);
   }
   sh_buf_puts(out, "<polyline fill=\"none\" stroke=\"var(--a)\" stroke-width=\"2\" points=\"");
-  for (int i = 0; i < r->n_layers; i++) sh_buf_printf(out, "%s%.1f,%.1f", i ? " " : "", px((double)i / last), py(r->layers[i].mean / top));
+  for (int i = 0; i < r->n_layers; i++)
+    sh_buf_printf(out, "%s%.1f,%.1f", i ? " " : "", sh_plot_x((double)i / last), sh_plot_y(r->layers[i].mean / top));
   sh_buf_puts(out, "\"/>\n");
   for (int i = 0; i < r->n_layers; i++)
     sh_buf_printf(out,
                   "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"var(--a)\"><title>layer %d: mean %.3g, largest %.3g</title></circle>\n",
-                  px((double)i / last), py(r->layers[i].mean / top), i, r->layers[i].mean, r->layers[i].max);
+                  sh_plot_x((double)i / last), sh_plot_y(r->layers[i].mean / top), i, r->layers[i].mean, r->layers[i].max);
   sh_buf_puts(out, "</svg>\n");
 }
 
@@ -155,21 +85,21 @@ static void plot_histogram(const sh_eval *r, sh_buf *out) {
   int64_t most = 1;
   for (int i = 0; i < SH_EVAL_BINS; i++)
     if (r->bins[i] > most) most = r->bins[i];
-  double top = round_up((double)most), width = 1.0 / SH_EVAL_BINS;
-  svg_begin(out, "Histogram of the KL divergence of each token",
-            "KL divergence of a token, nats; four bins a decade, the first is all that is less");
-  for (int i = 0; i < TICKS; i++) y_tick(out, (double)i / (TICKS - 1), top * i / (TICKS - 1));
+  double top = sh_plot_round_up((double)most), width = 1.0 / SH_EVAL_BINS;
+  sh_plot_begin(out, "Histogram of the KL divergence of each token",
+                "KL divergence of a token, nats; four bins a decade, the first is all that is less");
+  for (int i = 0; i < TICKS; i++) sh_plot_y_tick(out, (double)i / (TICKS - 1), top * i / (TICKS - 1));
   for (int i = 1; i < SH_EVAL_BINS; i += 4) {
     char text[16];
     snprintf(text, sizeof text, "1e%d", -8 + (i - 1) / 4);
-    x_tick(out, i * width, text);
+    sh_plot_x_tick(out, i * width, text);
   }
   for (int i = 0; i < SH_EVAL_BINS; i++) {
     if (!r->bins[i]) continue;
-    double y = py((double)r->bins[i] / top);
+    double y = sh_plot_y((double)r->bins[i] / top);
     sh_buf_printf(
         out, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"var(--a)\"><title>from %.2g: %lld tokens</title></rect>\n",
-        px(i * width) + 0.5, y, px(width) - px(0) - 1, py(0) - y, sh_eval_bin_from(i), (long long)r->bins[i]);
+        sh_plot_x(i * width) + 0.5, y, sh_plot_x(width) - sh_plot_x(0) - 1, sh_plot_y(0) - y, sh_eval_bin_from(i), (long long)r->bins[i]);
   }
   sh_buf_puts(out, "</svg>\n");
 }
@@ -194,7 +124,7 @@ static void plot_sizes(const sh_report_point *p, int n, sh_buf *out) {
     kl = kl && p[i].reference && p[i].kl > 0;
     if ((double)p[i].bytes > largest) largest = (double)p[i].bytes;
   }
-  axis x = {0, round_up(largest / 1e6), false}, y = {INFINITY, -INFINITY, kl};
+  axis x = {0, sh_plot_round_up(largest / 1e6), false}, y = {INFINITY, -INFINITY, kl};
   for (int i = 0; i < n; i++) {
     double v = kl ? log10(p[i].kl) : p[i].ppl;
     if (v < y.lo) y.lo = v;
@@ -203,20 +133,20 @@ static void plot_sizes(const sh_report_point *p, int n, sh_buf *out) {
   double pad = y.hi > y.lo ? (y.hi - y.lo) * 0.12 : 0.5;
   y.lo -= pad;
   y.hi += pad;
-  svg_begin(out, kl ? "Size against mean KL divergence" : "Size against perplexity", "size of the tensors, MB");
+  sh_plot_begin(out, kl ? "Size against mean KL divergence" : "Size against perplexity", "size of the tensors, MB");
   for (int i = 0; i < TICKS; i++) {
     double v = y.lo + (y.hi - y.lo) * i / (TICKS - 1);
     char text[32];
-    y_tick(out, (double)i / (TICKS - 1), kl ? pow(10, v) : v);
+    sh_plot_y_tick(out, (double)i / (TICKS - 1), kl ? pow(10, v) : v);
     snprintf(text, sizeof text, "%.4g", x.hi * i / (TICKS - 1));
-    x_tick(out, (double)i / (TICKS - 1), text);
+    sh_plot_x_tick(out, (double)i / (TICKS - 1), text);
   }
   for (int i = 0; i < n; i++) {
-    double cx = px(at(&x, (double)p[i].bytes / 1e6)), cy = py(at(&y, kl ? p[i].kl : p[i].ppl));
-    bool right = cx > W * 0.7;
+    double cx = sh_plot_x(at(&x, (double)p[i].bytes / 1e6)), cy = sh_plot_y(at(&y, kl ? p[i].kl : p[i].ppl));
+    bool right = cx > SH_PLOT_W * 0.7;
     sh_buf_printf(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"5\" fill=\"var(--%c)\"/>\n<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">", cx,
                   cy, i ? 'b' : 'a', cx + (right ? -9 : 9), cy + 4, right ? "end" : "start");
-    put_text(out, p[i].name);
+    sh_html_text(out, p[i].name);
     sh_buf_puts(out, "</text>\n");
   }
   sh_buf_printf(out, "</svg>\n<p class=\"soft\">Upwards: %s; lower is better.</p>\n",
@@ -228,11 +158,11 @@ static void compare_table(const sh_report_point *p, int n, sh_buf *out) {
                    "token</th><th>reference</th></tr>\n");
   for (int i = 0; i < n; i++) {
     sh_buf_puts(out, "<tr><td>");
-    put_text(out, p[i].name);
+    sh_html_text(out, p[i].name);
     sh_buf_printf(out, "</td><td>%.1f</td><td>%.4f</td>", (double)p[i].bytes / 1e6, p[i].ppl);
     if (p[i].reference) {
       sh_buf_printf(out, "<td>%.3g</td><td>%.2f %%</td><td>", p[i].kl, p[i].top1 * 100);
-      put_text(out, p[i].reference);
+      sh_html_text(out, p[i].reference);
       sh_buf_puts(out, "</td></tr>\n");
     } else {
       sh_buf_puts(out, "<td></td><td></td><td></td></tr>\n");
@@ -258,21 +188,21 @@ static void put_others(const sh_eval *r, const sh_report_point *others, int n, s
 static void put_model(sh_buf *out, const char *label, const sh_eval_model *m) {
   char size[32];
   sh_buf_printf(out, "<p>%s: <code>", label);
-  put_text(out, m->path);
+  sh_html_text(out, m->path);
   sh_buf_puts(out, "</code><br><span class=\"soft\">");
-  put_text(out, m->describe);
+  sh_html_text(out, m->describe);
   sh_buf_printf(out, ", %s</span></p>\n", sh_format_size(m->bytes, size));
 }
 
 static void put_cards(const sh_eval *r, sh_buf *out) {
   sh_buf_puts(out, "<div class=\"cards\">\n");
-  card(out, "perplexity", "%.4f", r->model.ppl);
+  sh_page_card(out, "perplexity", "%.4f", r->model.ppl);
   if (r->ref.path) {
-    card(out, "of the reference", "%.4f", r->ref.ppl);
-    card(out, "mean KL, nats", "%.3g", r->kl_mean);
-    card(out, "99 % KL, nats", "%.3g", r->kl_p99);
-    card(out, "same most likely token", "%.2f %%", r->top1 * 100);
-    if (r->prefix_prompts) card(out, "common greedy prefix, of 64", "%.1f", r->prefix_mean);
+    sh_page_card(out, "of the reference", "%.4f", r->ref.ppl);
+    sh_page_card(out, "mean KL, nats", "%.3g", r->kl_mean);
+    sh_page_card(out, "99 % KL, nats", "%.3g", r->kl_p99);
+    sh_page_card(out, "same most likely token", "%.2f %%", r->top1 * 100);
+    if (r->prefix_prompts) sh_page_card(out, "common greedy prefix, of 64", "%.1f", r->prefix_mean);
   }
   sh_buf_puts(out, "</div>\n");
 }
@@ -284,9 +214,9 @@ static void put_comparison(const sh_eval *r, sh_buf *out) {
   if (r->kl_max > 0) {
     sh_buf_printf(out, " The worst is in line %d of the text (window %d, token %d): the token <q>", r->worst_line, r->worst_window,
                   r->worst_position);
-    put_text(out, r->worst_token);
+    sh_html_text(out, r->worst_token);
     sh_buf_puts(out, "</q> after <q>");
-    put_text(out, r->worst_context);
+    sh_html_text(out, r->worst_context);
     sh_buf_puts(out, "</q>.");
   }
   sh_buf_puts(out, "</p>\n");
@@ -301,7 +231,7 @@ static void put_comparison(const sh_eval *r, sh_buf *out) {
 static void task_row(sh_buf *out, const char *name, const char *kind, int n, const int right[2], bool two) {
   if (!n) return;
   sh_buf_puts(out, "<tr><td>");
-  put_text(out, name);
+  sh_html_text(out, name);
   sh_buf_printf(out, "</td><td>%s</td><td>%d</td><td>%.1f %%</td>", kind, n, 100.0 * right[0] / n);
   if (two) sh_buf_printf(out, "<td>%.1f %%</td>", 100.0 * right[1] / n);
   sh_buf_puts(out, "</tr>\n");
@@ -321,22 +251,17 @@ static void put_tasks(const sh_eval *r, sh_buf *out) {
 }
 
 int sh_report_html(const sh_eval *r, const sh_report_point *others, int n_others, sh_buf *out) {
-  sh_buf_puts(out, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-                   "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>sheng eval: ");
-  put_text(out, r->model.name);
-  sh_buf_printf(out, "</title>\n<style>\n%s</style>\n</head>\n<body>\n<h1>", STYLE);
-  put_text(out, r->model.name);
-  sh_buf_puts(out, "</h1>\n");
+  sh_page_begin(out, "sheng eval: ", r->model.name);
   put_model(out, "Model", &r->model);
   if (r->ref.path) put_model(out, "Reference", &r->ref);
   sh_buf_puts(out, "<p class=\"soft\">Measured over ");
-  put_text(out, r->text ? r->text : "the text in the program");
+  sh_html_text(out, r->text ? r->text : "the text in the program");
   sh_buf_printf(out, ": %lld tokens in %d windows of at most %d, %lld of them scored.</p>\n", (long long)r->tokens, r->windows, r->seq_len,
                 (long long)r->scored);
   put_cards(r, out);
   if (r->ref.path) put_comparison(r, out);
   if (r->n_tasks) put_tasks(r, out);
   if (n_others > 0) put_others(r, others, n_others, out);
-  sh_buf_puts(out, "</body>\n</html>\n");
+  sh_page_end(out);
   return out->failed;
 }
