@@ -3,6 +3,8 @@
  * docs/options.md is made from the tables (`sheng help --markdown`), so a row added anywhere shows up there; a unit test compares the
  * checked-in page. */
 #include "cli/cli.h"
+#include "cli/bench.h"
+#include "cli/bench_serve.h"
 #include "cli/eval.h"
 #include "cli/generate.h"
 #include "cli/logits.h"
@@ -44,6 +46,7 @@ const sh_cli_command sh_cli_commands[] = {
     {"logits", "MODEL --ids FILE --out FILE [options]", sh_cmd_logits, "logits of a list of token ids, as safetensors",
      sh_cmd_logits_options},
     {"eval", "MODEL [--against REF] [options]", sh_cmd_eval, "how good a model is, and how near to another", sh_cmd_eval_options},
+    {"bench", "serve [URL] [options]", sh_cmd_bench, "measure a server under load", sh_cmd_bench_serve_options},
     {"version", "", sh_cmd_version, "print the version", NULL},
     {"help", "[COMMAND | --markdown]", sh_cmd_help, "this text, a command's options, or the docs page", NULL},
     {0},

@@ -40,7 +40,7 @@ int sh_cli_options(const sh_cli_parse *p, int argc, char **argv, const char **mo
   if (sh_opt_parse(p->table, p->opts, argc, argv, &rest, &e) != SH_OK) return sh_cli_fail(p->name, &e, true);
   int status = SH_EXIT_OK;
   if (rest.n > 1) {
-    fprintf(stderr, "sheng %s: one MODEL is wanted, found also '%s'\n", p->name, rest.v[1]);
+    fprintf(stderr, "sheng %s: '%s' is one argument too many (usage: %s)\n", p->name, rest.v[1], p->usage);
     status = SH_EXIT_USAGE;
   } else if (rest.n == 1) {
     *model = rest.v[0];
