@@ -8,7 +8,7 @@
  * the same requests at the same times. A row ends when all its requests have ended; a duration stops the starts only.
  *
  * Refused alternative: threads with blocking sockets. Their switches would be on the machine whose server is measured; one thread spends
- * some 30 us on a request, which is said in every row (cpu). */
+ * some 25 us on a request (bench/serve.md), and every row says how much that was (cpu). */
 #include "bench/serve.h"
 
 #include "base/pool.h"

@@ -197,6 +197,8 @@ int sh_bclient_header(sh_bclient *c, const char *line, sh_error *e) {
   bool ok = colon && colon > line;
   for (const char *s = line; ok && *s; s++) ok = (unsigned char)*s >= 32 && *s != 127 && (s >= colon || *s != ' ');
   if (!ok) return sh_fail(e, SH_ERR_ARG, "a header is \"%.80s\", wanted \"Name: value\"", line);
+  if (strncasecmp(line, "http://", 7) == 0 || strncasecmp(line, "https://", 8) == 0) /* --header takes every value that follows it */
+    return sh_fail(e, SH_ERR_ARG, "a header is \"%.80s\"; put the server's address before the options", line);
   sh_buf_puts(&c->headers, line);
   sh_buf_puts(&c->headers, "\r\n");
   return c->headers.failed ? sh_fail(e, SH_ERR_LIMIT, "the headers are longer than %d bytes", MAX_HEADERS_BYTES) : 0;

@@ -114,7 +114,7 @@ static void on_progress(void *ctx, const sh_bserve_progress *p) {
 
 static int print(show *s, const sh_buf *b) {
   clear(s);
-  if (b->failed || fwrite(b->p, 1, b->len, stdout) != b->len || fflush(stdout) != 0) return SH_ERR_IO;
+  if (b->failed || (b->len > 0 && fwrite(b->p, 1, b->len, stdout) != b->len) || fflush(stdout) != 0) return SH_ERR_IO;
   return 0;
 }
 

@@ -4,7 +4,6 @@
  * checked-in page. */
 #include "cli/cli.h"
 #include "cli/bench.h"
-#include "cli/bench_serve.h"
 #include "cli/eval.h"
 #include "cli/generate.h"
 #include "cli/logits.h"
@@ -46,7 +45,7 @@ const sh_cli_command sh_cli_commands[] = {
     {"logits", "MODEL --ids FILE --out FILE [options]", sh_cmd_logits, "logits of a list of token ids, as safetensors",
      sh_cmd_logits_options},
     {"eval", "MODEL [--against REF] [options]", sh_cmd_eval, "how good a model is, and how near to another", sh_cmd_eval_options},
-    {"bench", "serve [URL] [options]", sh_cmd_bench, "measure a server under load", sh_cmd_bench_serve_options},
+    {"bench", "MODE [options]", sh_cmd_bench, "measure a server under load", NULL},
     {"version", "", sh_cmd_version, "print the version", NULL},
     {"help", "[COMMAND | --markdown]", sh_cmd_help, "this text, a command's options, or the docs page", NULL},
     {0},
@@ -59,22 +58,43 @@ int sh_cmd_version(int argc, char **argv) {
   return SH_EXIT_OK;
 }
 
+/* Rows of their own that a command has: a mode is documented as a command. */
+static const sh_cli_command *modes_of(const sh_cli_command *c) { return c->run == sh_cmd_bench ? sh_bench_modes : NULL; }
+
+static void markdown_row(sh_buf *out, const char *before, const sh_cli_command *c) {
+  sh_buf_printf(out, "| `sheng %s%s%s", before, c->name, c->args[0] ? " " : "");
+  for (const char *s = c->args; *s; s++) sh_buf_printf(out, *s == '|' ? "\\%c" : "%c", *s);
+  sh_buf_printf(out, "` | %s |\n", c->line);
+}
+
+static void markdown_options(sh_buf *out, const char *before, const sh_cli_command *c) {
+  const sh_opt *table;
+  const void *defaults;
+  if (!c->options) return;
+  c->options(&table, &defaults);
+  sh_buf_printf(out, "\n## sheng %s%s\n\n", before, c->name);
+  sh_opt_markdown(table, defaults, out);
+}
+
 int sh_cli_markdown(sh_buf *out) {
   sh_buf_puts(out, "# Commands and options\n\nMade by `sheng help --markdown` from the program's own tables. An option on the command line "
                    "wins over its environment variable; `_` "
                    "in a name is read as `-`.\n\n| Command | What it does |\n|---|---|\n");
+  for (const sh_cli_command *c = sh_cli_commands; c->name; c++)
+    if (!modes_of(c)) markdown_row(out, "", c);
+    else
+      for (const sh_cli_command *m = modes_of(c); m->name; m++) {
+        char before[32];
+        snprintf(before, sizeof before, "%s ", c->name);
+        markdown_row(out, before, m);
+      }
   for (const sh_cli_command *c = sh_cli_commands; c->name; c++) {
-    sh_buf_printf(out, "| `sheng %s%s", c->name, c->args[0] ? " " : "");
-    for (const char *s = c->args; *s; s++) sh_buf_printf(out, *s == '|' ? "\\%c" : "%c", *s);
-    sh_buf_printf(out, "` | %s |\n", c->line);
-  }
-  for (const sh_cli_command *c = sh_cli_commands; c->name; c++) {
-    const sh_opt *table;
-    const void *defaults;
-    if (!c->options) continue;
-    c->options(&table, &defaults);
-    sh_buf_printf(out, "\n## sheng %s\n\n", c->name);
-    sh_opt_markdown(table, defaults, out);
+    markdown_options(out, "", c);
+    for (const sh_cli_command *m = modes_of(c); m && m->name; m++) {
+      char before[32];
+      snprintf(before, sizeof before, "%s ", c->name);
+      markdown_options(out, before, m);
+    }
   }
   return out->failed;
 }

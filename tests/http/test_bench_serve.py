@@ -212,6 +212,7 @@ def test_a_warm_up_that_fails_ends_the_run_with_the_servers_words():
     (["--shared-prefix", "5", "--input-len", "file:x"], "--shared-prefix"),
     (["--request-rate", "1,2,3,4,5,6,7,8,9", "--concurrency", "1,2,3,4,5,6,7,8"], "at most 64"),
     (["--header", "no colon"], "Name: value"),
+    (["--header", "A: b", "http://127.0.0.1:1"], "before the options"),
     (["http://two"], "one argument too many"),
 ])
 def test_options_that_make_no_sense(options, part):
