@@ -87,11 +87,14 @@ static const sh_opt TABLE[] = {
 };
 #undef AT
 
-static volatile bool stopped;
+enum { REPORT_SEQ_LEN = 512 };
 
+static volatile bool stopped, reading;
+
+/* A text may be a pipe that nobody writes to, and a run that waits for it does not see that it shall stop. */
 static void on_signal(int sig) {
-  (void)sig;
   stopped = true;
+  if (reading) raise(sig); /* it is as usual again (SA_RESETHAND) */
 }
 
 /* --- Progress: one line on a terminal, else a line per part. */
@@ -144,25 +147,56 @@ static int settle(const quantize_opts *o, sh_quantize_opts *q, sh_error *e) {
   return 0;
 }
 
-static int run(const quantize_opts *o, const char *in, sh_quantize_opts *q, sh_quantize_result *r, sh_error *e) {
+/* The tokens to calibrate with. Texts first: how many they are says whether the bound on memory holds, before the model writes for minutes.
+ */
+static int calibrate(const sh_calib_opts *c, const char *in, sh_quantizer *z, sh_samples *samples, char **says, sh_error *e) {
+  int own = sh_calib_own(c);
+  reading = true;
+  int rc = sh_calib_texts(samples, in, c, e);
+  reading = false;
+  if (rc == 0) rc = sh_quantizer_room(z, samples->n + own, samples->tokens + (int64_t)own * c->seq_len, e);
+  if (rc == 0 && own > 0) fprintf(stderr, "calibration: the model writes %d answers\n", own);
+  if (rc == 0) rc = sh_calib_answers(samples, says, in, c, e);
+  if (rc == 0) fprintf(stderr, "calibration: %s, %lld tokens\n", *says, (long long)samples->tokens);
+  return rc;
+}
+
+/* Hours later is too late to find that the report's text cannot be read, or that the model has no tokenizer. A pipe gives its text once
+ * only. */
+static int check_report(const quantize_opts *o, const char *in, sh_error *e) {
+  const sh_calib_opts c = {.file = o->text, .samples = (int)o->windows, .seq_len = REPORT_SEQ_LEN};
+  sh_samples s = {0};
+  char *text = NULL;
+  size_t n;
+  if (o->windows == 0) return 0;
+  int rc = o->text ? sh_file_read_regular(o->text, SH_SAMPLES_MAX_FILE, &text, &n, e) : 0;
+  sh_free(text);
+  if (rc == 0) rc = sh_calib_texts(&s, in, &c, e);
+  sh_samples_free(&s);
+  return rc < 0 ? sh_fail_in(e, rc, "the report (--eval-samples 0 leaves it out)") : 0;
+}
+
+static int run(const quantize_opts *o, const char *in, sh_quantize_opts *q, bool *whole, sh_quantize_result *r, sh_error *e) {
+  bool looks = q->method == SH_QM_AWQ || q->method == SH_QM_GPTQ;
   sh_samples samples = {0};
+  sh_quantizer *z = NULL;
   char *says = NULL;
-  int rc = 0;
-  if (q->method == SH_QM_AWQ || q->method == SH_QM_GPTQ) {
-    sh_calib_opts c = {.file = o->calib,
-                       .samples = (int)o->samples,
-                       .seq_len = (int)o->seq_len,
-                       .own = (int)o->own,
-                       .seed = (uint64_t)o->seed,
-                       .threads = (int)o->threads,
-                       .cpu = o->cpu,
-                       .stop = &stopped};
-    rc = sh_calib_load(&samples, &says, in, &c, e);
-    q->calib = &samples;
-    q->calib_says = says;
-    if (rc == 0) fprintf(stderr, "calibration: %s, %lld tokens\n", says, (long long)samples.tokens);
-  }
-  if (rc == 0) rc = sh_quantize(in, q, r, e);
+  const sh_calib_opts c = {.file = o->calib,
+                           .samples = (int)o->samples,
+                           .seq_len = (int)o->seq_len,
+                           .own = (int)o->own,
+                           .seed = (uint64_t)o->seed,
+                           .threads = (int)o->threads,
+                           .cpu = o->cpu,
+                           .stop = &stopped};
+  q->own_seqs = looks ? sh_calib_own(&c) : 0;
+  q->own_len = c.seq_len;
+  int rc = sh_quantizer_open(&z, in, q, e);
+  *whole = rc == 0 && sh_quantizer_whole(z);
+  if (rc == 0) rc = check_report(o, in, e);
+  if (rc == 0 && !*whole && looks) rc = calibrate(&c, in, z, &samples, &says, e);
+  if (rc == 0 && !*whole) rc = sh_quantizer_run(z, looks ? &samples : NULL, says, r, e);
+  sh_quantizer_close(z);
   sh_samples_free(&samples);
   sh_free(says);
   return rc;
@@ -177,11 +211,20 @@ static int put(const char *dir, const char *name, const sh_buf *b, sh_error *e) 
   return rc;
 }
 
+/* report.html comes last. */
+static bool has_report(const char *out) {
+  char *path = sh_path_join(out, "report.html");
+  bool has = path && sh_file_exists(path);
+  sh_free(path);
+  return has;
+}
+
 static int report(const quantize_opts *o, const char *in, sh_error *e) {
   sh_eval r = {0};
   sh_eval_opts eo = {.model = o->out,
                      .against = in,
                      .text = o->text,
+                     .seq_len = REPORT_SEQ_LEN,
                      .samples = (int)o->windows,
                      .prompts = 4,
                      .exact = true,
@@ -203,9 +246,37 @@ static int report(const quantize_opts *o, const char *in, sh_error *e) {
            (long long)r.scored, r.model.ppl, r.ref.ppl, r.kl_mean, 100 * r.top1, o->out);
   sh_buf_free(&b);
   sh_eval_free(&r);
-  return rc < 0 ? sh_fail_in(e, rc, "%s is complete, but its report was not made (`sheng eval %s --against %s --report FILE` makes it)",
-                             o->out, o->out, in)
-                : 0;
+  if (rc == 0) sh_quantize_reported(o->out);
+  return rc < 0 ? sh_fail_in(e, rc, "%s is complete, but its report was not made (the same command with --resume makes it)", o->out) : 0;
+}
+
+/* --- All of it */
+
+/* The second signal ends the program at once. */
+static void listen_to_signals(void) {
+  struct sigaction a = {.sa_handler = on_signal, .sa_flags = (int)(SA_RESTART | SA_RESETHAND)};
+  sigemptyset(&a.sa_mask);
+  sigaction(SIGINT, &a, NULL);
+  sigaction(SIGTERM, &a, NULL);
+}
+
+static int make(const quantize_opts *o, const char *in, sh_quantize_opts *q, sh_error *e) {
+  sh_quantize_result r = {0};
+  bool whole = false;
+  char bytes[32], peak[32];
+  int rc = run(o, in, q, &whole, &r, e);
+  if (rc < 0) return rc;
+  if (whole && has_report(o->out)) {
+    sh_quantize_reported(o->out);
+    return sh_fail(e, SH_ERR_ARG, "%s is complete: the run before finished it, nothing is left to do", o->out);
+  }
+  if (whole) printf("%s is complete but for its report\n", o->out);
+  else
+    printf("%s: %d modules at %.3f bits per weight, %s in all; %.0f s, at most %s of memory\n", o->out, r.n_modules, r.bits_per_weight,
+           sh_format_size(r.bytes, bytes), r.seconds, sh_format_size(r.peak_bytes, peak));
+  if (r.search_gflops > 0) printf("scale searches: %.0f GFLOP/s\n", r.search_gflops);
+  fflush(stdout);
+  return o->windows > 0 ? report(o, in, e) : 0;
 }
 
 void sh_cmd_quantize_options(const sh_opt **table, const void **defaults) {
@@ -236,12 +307,12 @@ int sh_cmd_quantize(int argc, char **argv) {
                         .max_memory = o.max_memory,
                         .seed = (uint64_t)o.seed,
                         .resume = o.resume,
+                        .report_seq_len = o.windows > 0 ? REPORT_SEQ_LEN : 0,
                         .threads = (int)o.threads,
                         .cpu = o.cpu,
                         .progress = on_progress,
                         .ctx = &show,
                         .stop = &stopped};
-  sh_quantize_result r;
   if (!o.in || !o.out) {
     sh_fail(&e, SH_ERR_ARG, "%s is missing: %s", o.in ? "--output-path OUT" : "--model-path IN",
             o.in ? "the folder to make" : "the model's Hugging Face folder");
@@ -253,19 +324,9 @@ int sh_cmd_quantize(int argc, char **argv) {
     goto end;
   }
   if ((status = sh_cli_find_model("quantize", o.in, &in)) != SH_EXIT_OK) goto end;
-  signal(SIGINT, on_signal);
-  signal(SIGTERM, on_signal);
+  listen_to_signals();
   show.began = sh_now_ns();
-  if (run(&o, in, &q, &r, &e) < 0) {
-    status = sh_cli_fail("quantize", &e, false);
-    goto end;
-  }
-  char bytes[32], peak[32];
-  printf("%s: %d modules at %.3f bits per weight, %s in all; %.0f s, at most %s of memory\n", o.out, r.n_modules, r.bits_per_weight,
-         sh_format_size(r.bytes, bytes), r.seconds, sh_format_size(r.peak_bytes, peak));
-  if (r.search_gflops > 0) printf("scale searches: %.0f GFLOP/s\n", r.search_gflops);
-  fflush(stdout);
-  if (o.windows > 0 && report(&o, in, &e) < 0) status = sh_cli_fail("quantize", &e, false);
+  if (make(&o, in, &q, &e) < 0) status = sh_cli_fail("quantize", &e, false);
 end:
   if (o.keep.private_cap > 0) sh_free((void *)o.keep.v);
   if (o.also.private_cap > 0) sh_free((void *)o.also.v);

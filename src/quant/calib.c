@@ -16,8 +16,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { LEAST = 64 };
-
 typedef struct source {
   sh_ckpt *ck;
   sh_tok *tok;
@@ -149,38 +147,47 @@ static int write_own(sh_samples *out, const source *s, const char *model, const 
   return rc;
 }
 
-int sh_calib_load(sh_samples *out, char **says, const char *model, const sh_calib_opts *o, sh_error *e) {
+int sh_calib_own(const sh_calib_opts *o) { return o->file ? 0 : o->own < o->samples ? o->own : o->samples - 1; }
+
+int sh_calib_texts(sh_samples *out, const char *model, const sh_calib_opts *o, sh_error *e) {
   source s = {0};
   sh_config c;
-  sh_buf b;
-  sh_buf_init(&b, 4096);
-  *says = NULL;
-  memset(out, 0, sizeof *out);
+  *out = (sh_samples){0};
   int rc = open_source(&s, model, e);
   if (rc == 0) rc = sh_config_load(&c, s.ck, e);
   if (rc == 0 && c.max_position > 0 && o->seq_len > c.max_position)
     rc = sh_fail(e, SH_ERR_ARG, "--seq-len %d: the model is made for %d tokens; lower it", o->seq_len, c.max_position);
   size_t len = 0;
   const char *text = o->file ? NULL : sh_text_calibration(&len);
-  int own = o->file ? 0 : o->own < o->samples ? o->own : o->samples - 1;
   if (rc == 0)
-    rc = sh_samples_load(out, o->file, text, len, s.tok, s.chat, o->samples - own, o->seq_len,
+    rc = sh_samples_load(out, o->file, text, len, s.tok, s.chat, o->samples - sh_calib_own(o), o->seq_len,
                          o->file ? SH_SAMPLES_WINDOWS : SH_SAMPLES_PACK, o->seed + 1, e);
-  int texts = out->n;
-  if (rc == 0 && own > 0) {
-    sh_calib_opts q = *o;
-    q.own = own;
-    rc = write_own(out, &s, model, &q, e);
-  }
-  if (rc == 0 && out->tokens < LEAST)
-    rc = sh_fail(e, SH_ERR_ARG, "%s gives %lld tokens to calibrate with, at least %d are wanted (tens of thousands are usual)",
-                 o->file ? o->file : "the text", (long long)out->tokens, LEAST);
-  if (rc == 0 && o->file) sh_buf_printf(&b, "%s", sh_path_base(o->file));
-  if (rc == 0 && !o->file)
-    sh_buf_printf(&b, "%d sequences of the text in the program and %d that the model wrote itself", texts, out->n - texts);
-  if (rc == 0) *says = sh_buf_detach(&b);
-  if (rc == 0 && !*says) rc = sh_fail(e, SH_ERR_NOMEM, "out of memory");
-  sh_buf_free(&b);
   close_source(&s);
   return rc;
+}
+
+static int write_answers(sh_samples *out, const char *model, const sh_calib_opts *o, sh_error *e) {
+  source s = {0};
+  sh_calib_opts q = *o;
+  q.own = sh_calib_own(o);
+  int rc = open_source(&s, model, e);
+  if (rc == 0) rc = write_own(out, &s, model, &q, e);
+  close_source(&s);
+  return rc;
+}
+
+int sh_calib_answers(sh_samples *out, char **says, const char *model, const sh_calib_opts *o, sh_error *e) {
+  int texts = out->n, rc = sh_calib_own(o) > 0 ? write_answers(out, model, o, e) : 0;
+  sh_buf b;
+  *says = NULL;
+  if (rc < 0) return rc;
+  if (out->tokens < SH_CALIB_LEAST)
+    return sh_fail(e, SH_ERR_ARG, "%s gives %lld tokens to calibrate with, at least %d are wanted (tens of thousands are usual)",
+                   o->file ? o->file : "the text", (long long)out->tokens, SH_CALIB_LEAST);
+  sh_buf_init(&b, 4096);
+  if (o->file) sh_buf_printf(&b, "%s", sh_path_base(o->file));
+  else sh_buf_printf(&b, "%d sequences of the text in the program and %d that the model wrote itself", texts, out->n - texts);
+  *says = sh_buf_detach(&b);
+  sh_buf_free(&b);
+  return *says ? 0 : sh_fail(e, SH_ERR_NOMEM, "out of memory");
 }

@@ -11,7 +11,7 @@
 #include "quant/texts.h"
 #include <string.h>
 
-enum { DEFAULT_SEQ_LEN = 512, MIN_CHUNK = SH_EVAL_GROUP, MAX_CHUNK = 256, CHUNK_FLOATS = 1 << 24, RESULT_BYTES = 64 << 20 };
+enum { DEFAULT_SEQ_LEN = 512, RESULT_BYTES = 64 << 20 };
 
 /* ---- The same ids ---- */
 
@@ -80,6 +80,23 @@ static int load_text(sh_eval_job *j, sh_error *e) {
   return rc;
 }
 
+/* An answer may be as long as the shorter of the two contexts has room for; a question or a choice has to fit whole. */
+static int limit_tasks(sh_eval_job *j, sh_error *e) {
+  for (int side = 0; side < j->n_sides; side++)
+    for (int i = 0; i < j->tasks.n && j->side[side].cfg->max_position > 0; i++) {
+      sh_eval_item *t = &j->tasks.v[i];
+      int most = j->side[side].cfg->max_position, longest = 1;
+      for (int k = 0; k < t->n_choices; k++)
+        if (t->n_ids[k] > longest) longest = t->n_ids[k];
+      if (t->prompt.n > (size_t)most || (int)t->prompt.n > most - longest)
+        return sh_fail(e, SH_ERR_LIMIT, "%s line %d has %zu tokens%s, and %s is made for at most %d", j->o->tasks, t->line,
+                       t->prompt.n + (size_t)longest - (t->n_choices ? 0 : 1), t->n_choices ? " with its longest choice" : "",
+                       sh_ckpt_path(j->side[side].ckpt), most);
+      if (t->max_new > most - (int)t->prompt.n) t->max_new = most - (int)t->prompt.n;
+    }
+  return 0;
+}
+
 static int load_all(sh_eval_job *j, sh_error *e) {
   int rc = load_text(j, e);
   if (rc == 0 && j->o->tasks) rc = sh_eval_tasks_load(j, e);
@@ -88,6 +105,7 @@ static int load_all(sh_eval_job *j, sh_error *e) {
     rc = check_ids(j, j->o->tasks, t->line, t->prompt.v, t->prompt.n, e);
     for (int k = 0; rc == 0 && k < t->n_choices; k++) rc = check_ids(j, j->o->tasks, t->line, t->choices[k], (size_t)t->n_ids[k], e);
   }
+  if (rc == 0) rc = limit_tasks(j, e);
   if (rc < 0) return rc;
   sh_eval *r = j->r;
   int most = j->tasks.n > 0 ? j->tasks.n : j->text.n;
@@ -99,20 +117,9 @@ static int load_all(sh_eval_job *j, sh_error *e) {
   return 0;
 }
 
-/* An answer may be as long as the shorter of the two contexts has room for. */
-static void limit_answers(sh_eval_job *j) {
-  for (int side = 0; side < j->n_sides; side++)
-    for (int i = 0; i < j->tasks.n; i++) {
-      sh_eval_item *t = &j->tasks.v[i];
-      int room = j->side[side].cfg->max_position - (int)t->prompt.n;
-      if (j->side[side].cfg->max_position > 0 && room > 0 && t->max_new > room) t->max_new = room;
-    }
-}
-
 /* Tokens of the longest sequence, and the sum of what will be computed. */
 static int plan(sh_eval_job *j) {
   int context = j->r->seq_len;
-  limit_answers(j);
   const int32_t *ids;
   j->total = j->text.tokens;
   for (int i = 0; i < j->r->prefix_prompts; i++) {
@@ -193,8 +200,7 @@ static int reserve_all(sh_eval_job *j, sh_error *e) {
   int context = plan(j), widest = 1;
   for (int i = 0; i < j->n_sides; i++)
     if (j->side[i].cfg->vocab_size > widest) widest = j->side[i].cfg->vocab_size;
-  int chunk = CHUNK_FLOATS / widest;
-  chunk = chunk < MIN_CHUNK ? MIN_CHUNK : chunk > MAX_CHUNK ? MAX_CHUNK : chunk;
+  int chunk = sh_eval_chunk(widest);
   for (int i = 0; i < j->n_sides; i++) {
     j->side[i].fed = on_fed;
     j->side[i].ctx = j;

@@ -9,6 +9,30 @@
 #include "base/log.h"
 #include <string.h>
 
+enum { MIN_CHUNK = SH_EVAL_GROUP, MAX_CHUNK = 256, CHUNK_FLOATS = 1 << 24 };
+
+/* ---- What it takes ---- */
+
+int sh_eval_chunk(int vocab_size) {
+  int chunk = CHUNK_FLOATS / vocab_size;
+  return chunk < MIN_CHUNK ? MIN_CHUNK : chunk > MAX_CHUNK ? MAX_CHUNK : chunk;
+}
+
+int64_t sh_eval_base_bytes(const sh_model *m) {
+  enum { PROGRAM = 16 << 20, TOKEN = 400 }; /* measured */
+  return PROGRAM + (int64_t)sh_model_config(m)->vocab_size * TOKEN;
+}
+
+int64_t sh_eval_pair_bytes(const sh_model *m, int seq_len) {
+  enum { PROMPTS = 4, PROMPT = 128 }; /* tokens, with the answer */
+  const sh_config *c = sh_model_config(m);
+  int chunk = sh_eval_chunk(c->vocab_size);
+  int64_t row = c->vocab_size + (int64_t)c->hidden * (c->n_layers + 1);
+  int64_t side = (int64_t)sh_model_scratch_bytes(m, chunk, chunk) + chunk * row * 4 + PROMPTS * (int64_t)sh_model_state_bytes(m) +
+                 (seq_len + (PROMPTS - 1) * PROMPT) * (int64_t)sh_model_kv_bytes_per_token(m, SH_KV_F32);
+  return 2 * (side + sh_eval_base_bytes(m));
+}
+
 static int no_memory(sh_error *e) { return sh_fail(e, SH_ERR_NOMEM, "out of memory for an evaluation; use a shorter --seq-len"); }
 
 int sh_eval_side_open(sh_eval_side *s, const char *path, const sh_eval_opts *o, sh_error *e) {

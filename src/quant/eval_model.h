@@ -29,6 +29,13 @@ typedef struct sh_eval_side {
   const volatile bool *stop; /* sh_eval_opts */
 } sh_eval_side;
 
+/* Rows of a step, so that its logits stay small. */
+int sh_eval_chunk(int vocab_size);
+/* Bytes that a program takes beside weights, caches and scratch when it has a model of this shape open: its own, and the tokenizer's. */
+int64_t sh_eval_base_bytes(const sh_model *m);
+/* Bytes that comparing two models of m's shape in float32 takes beside their weights, with windows of seq_len tokens and four prompts. */
+int64_t sh_eval_pair_bytes(const sh_model *m, int seq_len);
+
 /* Opens; takes caches and buffers for sequences of `context` tokens. Free with close, after a failure too. */
 int sh_eval_side_open(sh_eval_side *s, const char *path, const sh_eval_opts *o, sh_error *e);
 int sh_eval_side_reserve(sh_eval_side *s, int context, int chunk, bool exact, bool hidden, sh_error *e);

@@ -9,7 +9,8 @@
 typedef struct sh_eval_item {
   int line, group;
   sh_ids prompt;
-  const char *answer;  /* the wanted text, or NULL: a choice */
+  const char *answer; /* [n_answer] the wanted text, or NULL: a choice */
+  size_t n_answer;
   const sh_json *json; /* the wanted value when it compares as JSON, else NULL */
   int max_new;
   int32_t **choices; /* [n_choices] of [n_ids[i]] */

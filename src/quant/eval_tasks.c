@@ -73,6 +73,7 @@ static int read_answer(sh_eval_job *j, sh_eval_item *t, const sh_json *line, sh_
   t->max_new = (int)n;
   t->answer = sh_arena_strdup(a, answer->s, answer->len);
   if (!t->answer) return no_memory(e);
+  t->n_answer = answer->len;
   if (!json || !json->b) return 0;
   sh_json *value;
   int rc = sh_json_parse(t->answer, answer->len, NULL, a, &value, e);
@@ -190,7 +191,7 @@ static bool is_right(const sh_eval_item *t, const char *s, size_t n) {
   trim(&s, &n);
   if (!t->json) {
     const char *want = t->answer;
-    size_t n_want = strlen(want);
+    size_t n_want = t->n_answer;
     trim(&want, &n_want);
     return n == n_want && !memcmp(s, want, n);
   }

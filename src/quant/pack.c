@@ -43,6 +43,11 @@ static int check_scheme(const sh_qscheme *s, const char *base, sh_error *e) {
   return 0;
 }
 
+static const char *last_part(const char *name) {
+  const char *dot = strrchr(name, '.');
+  return dot ? dot + 1 : name;
+}
+
 int sh_qpack_check(const sh_qscheme *s, const char *base, int64_t rows, int64_t cols, sh_error *e) {
   int rc = check_scheme(s, base, e);
   if (rc) return rc;
@@ -57,11 +62,14 @@ int sh_qpack_check(const sh_qscheme *s, const char *base, int64_t rows, int64_t 
   int64_t per = 32 / s->bits;
   bool by_rows = s->format != SH_QF_CT, by_cols = s->format == SH_QF_GPTQ || (s->format == SH_QF_CT && !sh_qscheme_int_quantized(s));
   if (by_rows && rows % per)
-    return sh_fail(e, SH_ERR_UNSUPPORTED, "%s: %lld rows are no multiple of %d, which %s packs into a word; leave the module as it is",
-                   base, (long long)rows, (int)per, sh_qformat_name(s->format));
+    return sh_fail(e, SH_ERR_UNSUPPORTED,
+                   "%s: %lld rows are no multiple of %d, which %s packs into a word; use --format compressed-tensors, or --keep '%s' to "
+                   "leave it as it is",
+                   base, (long long)rows, (int)per, sh_qformat_name(s->format), last_part(base));
   if (by_cols && cols % per)
-    return sh_fail(e, SH_ERR_UNSUPPORTED, "%s: %lld columns are no multiple of %d, which %s packs into a word; leave the module as it is",
-                   base, (long long)cols, (int)per, sh_qformat_name(s->format));
+    return sh_fail(e, SH_ERR_UNSUPPORTED,
+                   "%s: %lld columns are no multiple of %d, which %s packs into a word; use --keep '%s' to leave it as it is", base,
+                   (long long)cols, (int)per, sh_qformat_name(s->format), last_part(base));
   return 0;
 }
 

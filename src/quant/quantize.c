@@ -2,14 +2,17 @@
  *
  * The driving thread. The source is only mapped; one layer's matrices are looked at at a time and its pages given back afterwards. A
  * layer's tensors are one part of the output folder (quant/writer.h); everything outside the layers is the last part. What a killed run
- * left is: whole parts, the residual stream before the first layer that is missing, and the records of the layers that are done. The result
- * depends on the source, the options and the calibration tokens only, not on threads or on where a run was interrupted. */
+ * left is: whole parts, the residual stream before the first layer that is missing, and the records of the layers that are done. Everything
+ * is checked before there are calibration tokens, which the model may have to write: that takes minutes. The result depends on the source,
+ * the options and the calibration tokens only, not on threads or on where a run was interrupted. */
 #include "quant/quantize.h"
 
 #include "base/log.h"
 #include "base/sha.h"
 #include "base/text.h"
 #include "model/pass.h"
+#include "quant/calib.h"
+#include "quant/eval_model.h"
 #include "quant/job.h"
 #include "quant/pack.h"
 #include "quant/writer.h"
@@ -22,8 +25,10 @@
 enum { STEP_TOKENS = 2048 };
 static const char TABLE[] = "quantize.csv";
 
-typedef struct run {
+typedef struct sh_quantizer {
   sh_qjob j;
+  sh_quantize_opts opts; /* j.o */
+  const char *path, *says;
   sh_backend *be;
   sh_ckpt *ck;
   sh_qwriter *out;
@@ -32,10 +37,14 @@ typedef struct run {
   int n_ignored, cap_ignored;
   int64_t *part_bytes; /* [n_layers + 1] */
   bool *used;          /* [n_keep + n_also] the pattern matches a module */
-  sh_quantize_result *r;
+  sh_quantize_result r;
+  int64_t tokens; /* of the calibration, at least so far */
+  int n_seqs;
   int64_t began; /* ns */
   double code_bits;
 } run;
+
+static bool looks_at_inputs(const run *u) { return u->j.o->method != SH_QM_RTN && u->j.o->method != SH_QM_INT8; }
 
 /* --- Before anything is computed */
 
@@ -102,8 +111,8 @@ static int check_module(run *u, const sh_qmod *m, sh_error *e) {
                    (long long)o->group, (long long)m->w->cols, m->name, (long long)g, strrchr(m->name, '.') + 1);
   }
   if (o->method != SH_QM_FOLD) rc = sh_qpack_check(&u->scheme, m->name, m->w->rows, m->w->cols, e);
-  u->r->n_modules++;
-  u->r->weights += m->w->rows * m->w->cols;
+  u->r.n_modules++;
+  u->r.weights += m->w->rows * m->w->cols;
   u->code_bits += module_bits(u, m->w);
   return rc;
 }
@@ -118,8 +127,21 @@ static bool rest_module(const sh_ftensor *t, char name[192]) {
   return true;
 }
 
+/* "mtp" takes of the MTP layer what is taken of the others; routers and switches (a row or a few, read by all that follows) want to be
+ * named themselves. */
+static bool rest_named(const run *u, const char *name) {
+  static const char *const STAY[] = {"gate", "shared_expert_gate", "in_proj_a", "in_proj_b"};
+  const sh_quantize_opts *o = u->j.o;
+  const char *last = strrchr(name, '.');
+  last = last ? last + 1 : name;
+  bool stays = false, named = false;
+  for (size_t i = 0; i < sizeof STAY / sizeof *STAY; i++) stays = stays || strcmp(last, STAY[i]) == 0;
+  for (int i = 0; i < o->n_also; i++) named = named || sh_qselect_matches(o->also[i], last) || strcmp(o->also[i], name) == 0;
+  return !stays || named;
+}
+
 static bool rest_taken(const run *u, const sh_ftensor *t, char name[192]) {
-  return rest_module(t, name) && !strstr(name, "visual.") && sh_qselect_takes(&u->j.select, name, false);
+  return rest_module(t, name) && !strstr(name, "visual.") && sh_qselect_takes(&u->j.select, name, false) && rest_named(u, name);
 }
 
 static sh_wview view_of(const sh_ftensor *t) {
@@ -168,7 +190,7 @@ static int look_at_layers(run *u, sh_error *e) {
     sh_qlayer_free(&l);
   }
   if (rc == 0) rc = look_at_rest(u, e);
-  if (rc == 0 && u->r->n_modules == 0) rc = sh_fail(e, SH_ERR_ARG, "nothing is left to quantize: every module matches a pattern of --keep");
+  if (rc == 0 && u->r.n_modules == 0) rc = sh_fail(e, SH_ERR_ARG, "nothing is left to quantize: every module matches a pattern of --keep");
   return rc;
 }
 
@@ -193,26 +215,33 @@ static void digest_source(const run *u, char digest[SH_SHA_HEX]) {
   sh_sha_hex(&h, digest);
 }
 
+/* What is known of the job before the calibration. */
 static int describe_job(const run *u, sh_buf *b, sh_error *e) {
   const sh_quantize_opts *o = u->j.o;
-  sh_sha h = {0};
   char digest[SH_SHA_HEX];
-  sh_sha_init(&h, SH_SHA256);
-  for (int i = 0; o->calib && i < o->calib->n; i++) sh_sha_update(&h, o->calib->ids[i], (size_t)o->calib->len[i] * sizeof(int32_t));
-  sh_sha_hex(&h, digest);
-  sh_buf_printf(b,
-                "quantize 1: method %d format %s bits %d group %lld zero_point %d pow2 %d int8_activations %d act_order %d damp %g rows "
-                "%lld seed %llu",
-                o->method, sh_qformat_name(o->format), o->bits, (long long)o->group, o->zero_point, o->pow2, o->int8_activations,
-                o->act_order, o->damp, (long long)u->j.rows, (unsigned long long)o->seed);
+  sh_buf_printf(
+      b, "quantize 2: method %d format %s bits %d group %lld zero_point %d pow2 %d int8_activations %d act_order %d damp %g seed %llu",
+      o->method, sh_qformat_name(o->format), o->bits, (long long)o->group, o->zero_point, o->pow2, o->int8_activations, o->act_order,
+      o->damp, (unsigned long long)o->seed);
   for (int i = 0; i < o->n_keep; i++) sh_buf_printf(b, " keep %s", o->keep[i]);
   for (int i = 0; i < o->n_also; i++) sh_buf_printf(b, " also %s", o->also[i]);
-  sh_buf_printf(b, " tokens %.16s", digest);
   sh_ckpt_file f;
   for (int i = 0; sh_ckpt_file_at(u->ck, i, &f); i++) sh_buf_printf(b, " %s %zu", f.name, f.bytes);
   digest_source(u, digest);
   sh_buf_printf(b, " weights %.16s", digest);
   return b->failed ? sh_fail(e, b->failed, "out of memory for the job's description") : 0;
+}
+
+/* The rest of it. */
+static int settle_job(run *u, sh_error *e) {
+  const sh_samples *s = u->j.o->calib;
+  sh_sha h = {0};
+  char digest[SH_SHA_HEX], rest[64];
+  sh_sha_init(&h, SH_SHA256);
+  for (int i = 0; s && i < s->n; i++) sh_sha_update(&h, s->ids[i], (size_t)s->len[i] * sizeof(int32_t));
+  sh_sha_hex(&h, digest);
+  snprintf(rest, sizeof rest, " rows %lld tokens %.16s", (long long)u->j.rows, digest);
+  return sh_qwriter_job(u->out, rest, e);
 }
 
 /* --- The records, one file per layer until the end */
@@ -287,7 +316,7 @@ static void finite_item(void *ctx, int item, int worker) {
 
 static int refuse_not_finite(run *u, const sh_wview *w, const char *name, sh_error *e) {
   int items = (int)((w->rows + SH_QROWS - 1) / SH_QROWS);
-  int rc = sh_qwork_need(&u->j.work, (size_t)w->cols + 16, e);
+  int rc = sh_qwork_need(&u->j.work, (size_t)w->cols * sizeof(float), e);
   finite_job j = {&u->j.work, w, sh_calloc((size_t)items + 1, sizeof(int32_t))};
   if (!j.bad && rc == 0) rc = sh_fail(e, SH_ERR_NOMEM, "out of memory");
   if (rc == 0) sh_pool_run(u->j.work.pool, finite_item, &j, items);
@@ -343,7 +372,7 @@ static void give_back_pages(const run *u, const sh_qlayer *l) {
 
 static void note_peak(run *u) {
   int64_t now = sh_rss_bytes();
-  if (now > u->r->peak_bytes) u->r->peak_bytes = now;
+  if (now > u->r.peak_bytes) u->r.peak_bytes = now;
 }
 
 static int do_layer(run *u, int layer, sh_error *e) {
@@ -357,9 +386,10 @@ static int do_layer(run *u, int layer, sh_error *e) {
   note_peak(u);
   if (rc == 0) rc = sh_qlayer_tensors(&l, &u->scheme, u->j.o->method == SH_QM_FOLD, &t, &n, e);
   if (rc == 0) rc = write_records(u, layer, e);
+  rc = sh_qwriter_kept(u->out, rc, e);
   if (rc == 0) rc = sh_qwriter_put(u->out, layer, t, n, e);
   note_peak(u);
-  for (int i = 0; rc == 0 && i < n; i++) u->r->bytes += (int64_t)t[i].bytes;
+  for (int i = 0; rc == 0 && i < n; i++) u->r.bytes += (int64_t)t[i].bytes;
   if (rc == 0 && u->j.stream) sh_qstream_drop(u->j.stream, layer);
   give_back_pages(u, &l);
   sh_qlayer_free(&l);
@@ -375,7 +405,7 @@ static int catch_up(run *u, int layer, sh_error *e) {
     rc = sh_qstream_layer(u->j.stream, from, NULL, NULL, e);
     if (rc == 0) sh_qstream_drop(u->j.stream, from);
   }
-  return rc;
+  return sh_qwriter_kept(u->out, rc, e);
 }
 
 /* A matrix outside the layers, rounded to nearest: nothing is calibrated there. */
@@ -403,7 +433,7 @@ static int do_rest(run *u, sh_error *e) {
     if (u->j.o->method != SH_QM_FOLD && rest_taken(u, s, name)) rc = round_rest(u, s, name, a, t, &n, e);
     else t[n++] = *s;
   }
-  for (int i = 0; i < n; i++) u->r->bytes += (int64_t)t[i].bytes;
+  for (int i = 0; i < n; i++) u->r.bytes += (int64_t)t[i].bytes;
   if (rc == 0) rc = sh_qwriter_put(u->out, sh_model_config(u->j.m)->n_layers, t, n, e);
   sh_arena_free(a);
   sh_free(t);
@@ -432,8 +462,9 @@ static const char *method_name(sh_qmethod m) {
   return NAMES[m];
 }
 
-static int write_card(const run *u, const char *path, sh_buf *b, sh_error *e) {
+static int write_card(const run *u, sh_buf *b, sh_error *e) {
   const sh_quantize_opts *o = u->j.o;
+  const char *path = u->path;
   sh_buf_printf(b, "# %s, quantized\n\nMade by `sheng quantize` from %s.\n\n", sh_path_base(path), sh_path_base(path));
   sh_buf_printf(b, "| | |\n|---|---|\n| method | %s |\n| layout | %s |\n", method_name(o->method), sh_qformat_name(o->format));
   if (o->method != SH_QM_FOLD) {
@@ -441,11 +472,11 @@ static int write_card(const run *u, const char *path, sh_buf *b, sh_error *e) {
     if (o->group > 0) sh_buf_printf(b, ", groups of %lld", (long long)o->group);
     else sh_buf_puts(b, ", one scale per row");
     sh_buf_printf(b, "%s |\n| bits per quantized weight, scales included | %.3f |\n", o->pow2 ? ", scales are powers of two" : "",
-                  u->r->bits_per_weight);
+                  u->r.bits_per_weight);
   }
-  sh_buf_printf(b, "| quantized | %d modules, %.1f million weights |\n", u->r->n_modules, (double)u->r->weights / 1e6);
+  sh_buf_printf(b, "| quantized | %d modules, %.1f million weights |\n", u->r.n_modules, (double)u->r.weights / 1e6);
   if (o->calib)
-    sh_buf_printf(b, "| calibration | %s: %lld tokens in %d sequences |\n", o->calib_says ? o->calib_says : "", (long long)o->calib->tokens,
+    sh_buf_printf(b, "| calibration | %s: %lld tokens in %d sequences |\n", u->says ? u->says : "", (long long)o->calib->tokens,
                   o->calib->n);
   sh_buf_puts(b, "\nUntouched: embedding, head, norms and convolutions (but for folded scales), routers, in_proj_a, in_proj_b, MTP and "
                  "vision tensors.\n");
@@ -460,7 +491,7 @@ static int write_card(const run *u, const char *path, sh_buf *b, sh_error *e) {
   return b->failed ? sh_fail(e, b->failed, "out of memory for the model card") : 0;
 }
 
-static int finish(run *u, const char *path, sh_error *e) {
+static int finish(run *u, sh_error *e) {
   sh_buf config, card, records;
   sh_buf_init(&config, 16 << 20);
   sh_buf_init(&card, 1 << 20);
@@ -476,7 +507,7 @@ static int finish(run *u, const char *path, sh_error *e) {
   } else {
     rc = sh_qconfig_text(sh_ckpt_config(u->ck), &u->scheme, &config, e);
   }
-  if (rc == 0) rc = write_card(u, path, &card, e);
+  if (rc == 0) rc = write_card(u, &card, e);
   if (rc == 0) rc = join_records(u, &records, e);
   sh_qfile extra = {TABLE, records.p, records.len};
   if (rc == 0) rc = sh_qwriter_finish(u->out, config.p, card.p, &extra, 1, e);
@@ -492,7 +523,7 @@ static int finish(run *u, const char *path, sh_error *e) {
  * calibration set's streams and a step of the model. */
 static int64_t need_for(const run *u, const sh_qlayer *l, int64_t rows) {
   const sh_quantize_opts *o = u->j.o;
-  bool inputs = o->method != SH_QM_RTN && o->method != SH_QM_INT8, seen[SH_QINPUTS + 1] = {false};
+  bool seen[SH_QINPUTS + 1] = {false};
   int64_t source = 0, weights = 0, sites = 0, cols = 0, factor = 0, H = l->c->hidden;
   for (int i = 0; i < l->n_mods; i++) {
     const sh_qmod *m = &l->mods[i];
@@ -508,15 +539,15 @@ static int64_t need_for(const run *u, const sh_qlayer *l, int64_t rows) {
   }
   int64_t made = weights + weights * o->bits / 8 + weights / 8;
   int64_t scratch = (int64_t)u->j.work.n_workers * 4 * (SH_QROWS * (4 * cols + rows) + 32 * cols);
-  if (!inputs) return source + made + scratch;
-  int64_t tokens = o->calib->tokens, step = STEP_TOKENS > tokens ? tokens : STEP_TOKENS;
+  if (!looks_at_inputs(u)) return source + made + scratch;
+  int64_t tokens = u->tokens, step = STEP_TOKENS > tokens ? tokens : STEP_TOKENS;
   int64_t model = (int64_t)sh_model_scratch_bytes(u->j.m, (int)step, 1) + step * (int64_t)sh_model_kv_bytes_per_token(u->j.m, SH_KV_F32) +
-                  o->calib->n * (int64_t)sh_model_state_bytes(u->j.m);
+                  u->n_seqs * (int64_t)sh_model_state_bytes(u->j.m);
   int64_t experts = l->w->moe ? SH_QJOB_EXPERT_TOKENS * (2 * H + 3 * (int64_t)l->c->moe_ffn) * 4 : 0;
   return source + made + scratch + sites + factor + model + experts + tokens * H * 4 * (l->w->moe ? 2 : 1) + (256 << 10) * 40;
 }
 
-/* Settles how many tokens are sampled: as many as the bound on memory leaves room for. */
+/* Settles how many rows of the calibration tokens are sampled: as many as the bound on memory leaves room for. */
 static int fit_memory(run *u, sh_error *e) {
   const sh_config *c = sh_model_config(u->j.m);
   int64_t limit = u->j.o->max_memory, most = 0;
@@ -538,9 +569,36 @@ static int fit_memory(run *u, sh_error *e) {
                  u->j.o->method == SH_QM_GPTQ ? " or --method awq need less" : " or a larger bound are needed");
 }
 
+/* What runs the whole model takes its weights, although their pages are clean and may be dropped: --max-memory is there for machines where
+ * reading them again and again would be the end of it. */
+static int refuse_whole(const run *u, int64_t need, const char *what, const char *remedy, sh_error *e) {
+  char need_text[32], have_text[32];
+  if (u->j.o->max_memory <= 0 || need <= u->j.o->max_memory) return 0;
+  return sh_fail(e, SH_ERR_LIMIT, "%s needs about %s, --max-memory is %s; %s, or a larger bound is needed", what,
+                 sh_format_size(need, need_text), sh_format_size(u->j.o->max_memory, have_text), remedy);
+}
+
+static int fit_whole_model(const run *u, sh_error *e) {
+  const sh_quantize_opts *o = u->j.o;
+  int64_t weights = (int64_t)sh_model_weight_bytes(u->j.m), made = 0;
+  int rc = 0;
+  if (o->own_seqs > 0) {
+    int64_t step = (int64_t)o->own_seqs * o->own_len, chunk = step < STEP_TOKENS ? step : STEP_TOKENS;
+    int64_t need = weights + step * (int64_t)sh_model_kv_bytes_per_token(u->j.m, SH_KV_F32) +
+                   o->own_seqs * (int64_t)sh_model_state_bytes(u->j.m) + (int64_t)sh_model_scratch_bytes(u->j.m, (int)chunk, o->own_seqs) +
+                   sh_eval_base_bytes(u->j.m);
+    rc = refuse_whole(u, need, "calibrating with the model's own answers", "--own-samples 0 or --calib-data FILE does without them", e);
+  }
+  if (rc < 0 || o->report_seq_len <= 0) return rc;
+  for (int i = 0; i <= sh_model_config(u->j.m)->n_layers; i++) made += u->part_bytes[i];
+  made += (int64_t)(u->code_bits / 8); /* repacked, in memory beside the mapped file */
+  return refuse_whole(u, weights + made + sh_eval_pair_bytes(u->j.m, o->report_seq_len), "the report, for which both models are opened,",
+                      "--eval-samples 0 leaves it out", e);
+}
+
 static int open_stream(run *u, sh_error *e) {
   const sh_quantize_opts *o = u->j.o;
-  if (o->method == SH_QM_RTN || o->method == SH_QM_INT8) return 0;
+  if (!looks_at_inputs(u)) return 0;
   int vocab = sh_model_config(u->j.m)->vocab_size;
   for (int i = 0; i < o->calib->n; i++)
     for (int k = 0; k < o->calib->len[i]; k++)
@@ -552,11 +610,13 @@ static int open_stream(run *u, sh_error *e) {
   return sh_qstream_new(&u->j.stream, u->j.m, u->be, &so, e);
 }
 
-static void set_up(run *u, const sh_quantize_opts *o, sh_quantize_result *r) {
-  memset(r, 0, sizeof *r);
-  u->r = r;
-  u->began = sh_now_ns();
-  u->j.o = o;
+static void set_up(run *u, const char *path, const sh_quantize_opts *o) {
+  u->path = path;
+  u->opts = *o;
+  u->opts.calib = NULL;
+  u->tokens = SH_CALIB_LEAST;
+  u->n_seqs = 1;
+  u->j.o = &u->opts;
   u->j.select = (sh_qselect){o->keep, o->n_keep, o->also, o->n_also};
   u->scheme = (sh_qscheme){.format = o->format,
                            .bits = o->bits,
@@ -571,8 +631,9 @@ static void set_up(run *u, const sh_quantize_opts *o, sh_quantize_result *r) {
                          .min_zero = o->format == SH_QF_GPTQ};
 }
 
-static int open_all(run *u, const char *path, sh_error *e) {
+static int open_all(run *u, sh_error *e) {
   const sh_quantize_opts *o = u->j.o;
+  const char *path = u->path;
   sh_backend_opts bo = {.threads = o->threads, .cpu = o->cpu};
   int rc = sh_ckpt_open(&u->ck, path, 0, e);
   u->j.ck = u->ck;
@@ -588,16 +649,15 @@ static int open_all(run *u, const char *path, sh_error *e) {
   if (!u->part_bytes || !u->used) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
   rc = look_at_layers(u, e);
   if (rc == 0) warn_patterns(u);
-  if (rc == 0 && o->calib == NULL && o->method != SH_QM_RTN && o->method != SH_QM_INT8)
-    rc = sh_fail(e, SH_ERR_ARG, "calibration tokens are missing");
-  if (rc == 0) rc = fit_memory(u, e);
-  if (u->r->weights) u->r->bits_per_weight = u->code_bits / (double)u->r->weights;
+  if (u->r.weights) u->r.bits_per_weight = u->code_bits / (double)u->r.weights;
   for (int i = 0; i < sh_ckpt_count(u->ck); i++)
     if (!in_layer(u, sh_ckpt_at(u->ck, i))) u->part_bytes[layers] += (int64_t)sh_ckpt_at(u->ck, i)->bytes;
-  return rc;
+  if (rc == 0) rc = fit_memory(u, e);
+  return rc == 0 ? fit_whole_model(u, e) : rc;
 }
 
-static void close_all(run *u) {
+void sh_quantizer_close(sh_quantizer *u) {
+  if (!u) return;
   sh_qstream_free(u->j.stream);
   sh_qwriter_close(u->out);
   sh_free(u->j.records);
@@ -609,32 +669,78 @@ static void close_all(run *u) {
   sh_free(u->used);
   for (int i = 0; i < u->n_ignored; i++) sh_free((void *)(uintptr_t)u->ignored[i]);
   sh_free((void *)u->ignored);
+  sh_free(u);
+}
+
+static int open_out(run *u, sh_error *e) {
+  sh_buf job;
+  sh_buf_init(&job, 1 << 20);
+  int rc = describe_job(u, &job, e);
+  if (rc == 0) {
+    const sh_qwriter_opts w = {.path = u->opts.out,
+                               .source = u->ck,
+                               .n_parts = sh_model_config(u->j.m)->n_layers + 1,
+                               .bytes = u->part_bytes,
+                               .job = job.p,
+                               .job_open = true,
+                               .report = u->opts.report_seq_len > 0,
+                               .resume = u->opts.resume};
+    rc = sh_qwriter_open(&u->out, &w, e);
+  }
+  sh_buf_free(&job);
+  return rc;
+}
+
+int sh_quantizer_open(sh_quantizer **q, const char *path, const sh_quantize_opts *o, sh_error *e) {
+  *q = NULL;
+  run *u = sh_calloc(1, sizeof *u);
+  if (!u) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
+  set_up(u, path, o);
+  int rc = open_all(u, e);
+  if (rc == 0) rc = open_out(u, e);
+  if (rc == 0) u->j.dir = sh_qwriter_dir(u->out);
+  if (rc < 0) sh_quantizer_close(u);
+  else *q = u;
+  return rc;
+}
+
+bool sh_quantizer_whole(const sh_quantizer *u) { return sh_qwriter_whole(u->out); }
+
+int sh_quantizer_room(sh_quantizer *u, int n_seqs, int64_t tokens, sh_error *e) {
+  const sh_config *c = sh_model_config(u->j.m);
+  u->n_seqs = n_seqs;
+  u->tokens = tokens;
+  int rc = fit_memory(u, e);
+  return rc == 0 ? sh_qwriter_room(u->out, tokens * c->hidden * 4 * (c->n_experts ? 3 : 2), e) : rc;
+}
+
+int sh_quantizer_run(sh_quantizer *u, const sh_samples *calib, const char *says, sh_quantize_result *r, sh_error *e) {
+  int rc = 0;
+  u->began = sh_now_ns();
+  u->says = says;
+  if (looks_at_inputs(u)) {
+    if (!calib) return sh_fail(e, SH_ERR_ARG, "calibration tokens are missing");
+    u->opts.calib = calib;
+    rc = sh_quantizer_room(u, calib->n, calib->tokens, e);
+  }
+  if (rc == 0) rc = settle_job(u, e);
+  if (rc == 0) rc = open_stream(u, e);
+  if (rc == 0) rc = do_parts(u, e);
+  if (rc == 0) rc = finish(u, e);
+  note_peak(u);
+  u->r.seconds = (double)(sh_now_ns() - u->began) * 1e-9;
+  if (u->j.work.seconds > 0) u->r.search_gflops = u->j.work.flops / u->j.work.seconds * 1e-9;
+  *r = u->r;
+  return rc;
 }
 
 int sh_quantize(const char *path, const sh_quantize_opts *o, sh_quantize_result *r, sh_error *e) {
-  run u = {0};
-  sh_buf job;
-  sh_buf_init(&job, 1 << 20);
-  set_up(&u, o, r);
-  int rc = open_all(&u, path, e);
-  if (rc == 0) rc = describe_job(&u, &job, e);
-  if (rc == 0) {
-    sh_qwriter_opts w = {.path = o->out,
-                         .source = u.ck,
-                         .n_parts = sh_model_config(u.j.m)->n_layers + 1,
-                         .bytes = u.part_bytes,
-                         .job = job.p,
-                         .resume = o->resume};
-    rc = sh_qwriter_open(&u.out, &w, e);
-  }
-  if (rc == 0) u.j.dir = sh_qwriter_dir(u.out);
-  if (rc == 0) rc = open_stream(&u, e);
-  if (rc == 0) rc = do_parts(&u, e);
-  if (rc == 0) rc = finish(&u, path, e);
-  note_peak(&u);
-  r->seconds = (double)(sh_now_ns() - u.began) * 1e-9;
-  if (u.j.work.seconds > 0) r->search_gflops = u.j.work.flops / u.j.work.seconds * 1e-9;
-  sh_buf_free(&job);
-  close_all(&u);
+  sh_quantizer *q;
+  *r = (sh_quantize_result){0};
+  int rc = sh_quantizer_open(&q, path, o, e);
+  if (rc == 0) rc = sh_quantizer_run(q, o->calib, NULL, r, e);
+  sh_quantizer_close(q);
   return rc;
 }
+
+void sh_quantize_reported(const char *out) { sh_qwriter_forget(out); }

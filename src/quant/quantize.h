@@ -26,9 +26,10 @@ typedef struct sh_quantize_opts {
   int n_keep;
   const char *const *also; /* [n_also] patterns of modules to quantize that usually stay: lm_head, mtp, in_proj_a, gate, ... */
   int n_also;
-  const sh_samples *calib; /* tokens to calibrate with; NULL for RTN and INT8 */
-  const char *calib_says;  /* for the card: where they come from */
+  const sh_samples *calib; /* sh_quantize only: tokens to calibrate with; NULL for RTN and INT8 */
   int64_t max_memory;      /* bytes; 0: no bound */
+  int own_seqs, own_len;   /* sequences that the model will write for the calibration, tokens of one at most: the bound holds for it too */
+  int report_seq_len; /* the caller will make a report in OUT, with windows of so many tokens, then call sh_quantize_reported; 0: none */
   uint64_t seed;
   bool resume;
   bool act_order; /* GPTQ */
@@ -52,5 +53,20 @@ typedef struct sh_quantize_result {
 
 /* path: a Hugging Face folder with bf16, f16 or f32 weights. */
 int sh_quantize(const char *path, const sh_quantize_opts *o, sh_quantize_result *r, sh_error *e);
+
+/* The same in steps, for a caller to whom the calibration tokens cost minutes: what can be refused without them is refused before.
+ * open checks the source, the options, the bound on memory as far as it is known, OUT and its disk, and locks OUT.partial; o and what it
+ * points to are borrowed until the close, which leaves OUT.partial for --resume. */
+typedef struct sh_quantizer sh_quantizer;
+int sh_quantizer_open(sh_quantizer **q, const char *path, const sh_quantize_opts *o, sh_error *e);
+void sh_quantizer_close(sh_quantizer *q); /* accepts NULL */
+/* With resume and a report: a run before made all of OUT but that; nothing else is left to do. */
+bool sh_quantizer_whole(const sh_quantizer *q);
+/* Whether memory (SH_ERR_LIMIT) and disk (SH_ERR_IO) have room for so many calibration tokens. */
+int sh_quantizer_room(sh_quantizer *q, int n_seqs, int64_t tokens, sh_error *e);
+/* calib: NULL for RTN and INT8; says: for the card, where it comes from. */
+int sh_quantizer_run(sh_quantizer *q, const sh_samples *calib, const char *says, sh_quantize_result *r, sh_error *e);
+/* The report is in OUT: what --resume makes it by goes. */
+void sh_quantize_reported(const char *out);
 
 #endif

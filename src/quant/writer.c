@@ -82,7 +82,7 @@ void sh_qw_remove(const sh_qwriter *w, bool (*is)(const char *name)) {
   if (d) closedir(d);
 }
 
-int sh_qw_kept(const sh_qwriter *w, int rc, sh_error *e) {
+int sh_qwriter_kept(const sh_qwriter *w, int rc, sh_error *e) {
   if (rc != SH_ERR_IO || !e) return rc;
   sh_error first = *e;
   return sh_fail(e, rc, "%s; what is done is kept in %s: make room or mend that, and go on with --resume", first.text, w->dir);
@@ -107,6 +107,7 @@ static int make_plan(sh_qwriter *w, const sh_qwriter_opts *o, sh_error *e) {
     sum += o->bytes[i];
   }
   w->first[++w->n_shards] = o->n_parts;
+  w->plan = sh_hash(o->bytes, (size_t)o->n_parts * sizeof *o->bytes, (uint64_t)w->n_shards);
   return 0;
 }
 
@@ -116,17 +117,29 @@ static int shard_of(const sh_qwriter *w, int part) {
   return s;
 }
 
-static int make_job(sh_qwriter *w, const sh_qwriter_opts *o, sh_error *e) {
-  uint64_t plan = sh_hash(o->bytes, (size_t)o->n_parts * sizeof *o->bytes, (uint64_t)w->n_shards);
+/* The job's text: its line as far as it is known, and when it is, the plan. */
+static int make_job(sh_qwriter *w, const char *begin, const char *rest, sh_error *e) {
   sh_buf b;
   sh_buf_init(&b, MAX_JOB);
-  sh_buf_printf(&b, "%s\nplan of version 1: %d parts in %d files, %016llx\n", o->job, w->n_parts, w->n_shards, (unsigned long long)plan);
-  if (strchr(o->job, '\n')) b.failed = SH_ERR_INTERNAL;
+  sh_buf_puts(&b, begin);
+  if (rest)
+    sh_buf_printf(&b, "%s\nplan of version 1: %d parts in %d files, %016llx\n", rest, w->n_parts, w->n_shards, (unsigned long long)w->plan);
+  if (strchr(begin, '\n') || (rest && strchr(rest, '\n'))) b.failed = SH_ERR_INTERNAL;
   int rc = b.failed;
-  w->job_len = b.len;
-  if (!rc && !(w->job = sh_buf_detach(&b))) rc = SH_ERR_NOMEM;
+  size_t len = b.len;
+  char *job = rc ? NULL : sh_buf_detach(&b);
   sh_buf_free(&b);
-  return rc ? sh_fail(e, rc, "the description of the job is too long or not one line") : 0;
+  if (!job) return sh_fail(e, rc ? rc : SH_ERR_NOMEM, "the description of the job is too long or not one line");
+  sh_free(w->job);
+  w->job = job;
+  w->job_len = len;
+  w->job_open = rest == NULL;
+  return 0;
+}
+
+/* Whether the text of a job's file is of this one, as far as it is known. */
+static bool same_job(const sh_qwriter *w, const char *text, size_t n) {
+  return n >= w->job_len && memcmp(text, w->job, w->job_len) == 0 && (w->job_open || n == w->job_len);
 }
 
 /* --- OUT */
@@ -136,12 +149,17 @@ static bool same_folder(const char *a, const char *b) {
   return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* A run that was killed after the rename has only its job's file left to remove. */
+void sh_qwriter_forget(const char *out) {
+  char *path = sh_path_join(out, SH_QW_JOB);
+  if (path) (void)unlink(path);
+  sh_free(path);
+}
+
+/* A run that was killed after the rename has left its job's file in OUT. */
 static bool is_finished(const sh_qwriter *w) {
   char *path = sh_path_join(w->out, SH_QW_JOB), *text = NULL;
   size_t n = 0;
-  bool is = path && !sh_file_read_regular(path, MAX_JOB, &text, &n, NULL) && n == w->job_len && memcmp(text, w->job, n) == 0;
-  if (is) (void)unlink(path);
+  bool is = path && !sh_file_read_regular(path, MAX_JOB, &text, &n, NULL) && same_job(w, text, n);
   sh_free(path);
   sh_free(text);
   return is;
@@ -153,7 +171,12 @@ static int check_existing(sh_qwriter *w, bool resume, sh_error *e) {
   if (!sh_dir_exists(w->out)) return sh_fail(e, SH_ERR_ARG, "%s is there and is not a folder; name a folder that is not there yet", w->out);
   if (same_folder(w->out, sh_ckpt_path(w->source)))
     return sh_fail(e, SH_ERR_ARG, "%s is the model itself; name another folder for the result", w->out);
-  if (resume && is_finished(w)) return sh_fail(e, SH_ERR_ARG, "%s is complete: the run before finished it, nothing is left to do", w->out);
+  if (resume && is_finished(w)) {
+    w->whole = w->report;
+    if (w->whole) return 0;
+    sh_qwriter_forget(w->out);
+    return sh_fail(e, SH_ERR_ARG, "%s is complete: the run before finished it, nothing is left to do", w->out);
+  }
   first_other(w->out, none, name);
   if (name[0])
     return sh_fail(e, SH_ERR_ARG, "%s is not empty (%.80s is in it); name a folder that is not there yet, or remove that one", w->out,
@@ -224,14 +247,14 @@ static int check_job(sh_qwriter *w, bool resume, sh_error *e) {
   int rc = path ? 0 : no_memory(e);
   if (!rc && sh_file_exists(path)) {
     rc = sh_file_read_regular(path, MAX_JOB, &text, &n, e);
-    bool same = !rc && n == w->job_len && memcmp(text, w->job, n) == 0;
+    bool same = !rc && same_job(w, text, n);
     if (!rc && !resume) rc = sh_fail(e, SH_ERR_ARG, "%s is there from a run before; go on with it by --resume, or remove it", w->dir);
     else if (!rc && !same) rc = fail_other_job(w, text, e);
   } else if (!rc) {
     sh_qw_remove(w, sh_qw_is_temporary); /* of a run that was killed while it wrote this */
     first_other(w->dir, none, name);
     if (name[0]) rc = sh_fail(e, SH_ERR_ARG, "%s is there and is not of a run before (%.80s is in it); remove it", w->dir, name);
-    else rc = sh_file_write_atomic(path, w->job, w->job_len, e);
+    else if (!w->job_open) rc = sh_file_write_atomic(path, w->job, w->job_len, e);
   }
   sh_free(text);
   sh_free(path);
@@ -275,16 +298,28 @@ static int find_done(sh_qwriter *w, sh_error *e) {
 
 /* --- Room */
 
-static int check_room(const sh_qwriter *w, const sh_qwriter_opts *o, sh_error *e) {
+/* Bytes of the caller's files that are there. */
+static int64_t spilled(const sh_qwriter *w) {
+  int64_t sum = 0;
+  struct stat st;
+  DIR *d = opendir(w->dir);
+  for (struct dirent *f = d ? readdir(d) : NULL; f; f = readdir(d)) {
+    if (sh_str_starts(f->d_name, "spill-") && fstatat(dirfd(d), f->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0) sum += st.st_size;
+  }
+  if (d) closedir(d);
+  return sum;
+}
+
+int sh_qwriter_room(const sh_qwriter *w, int64_t spill, sh_error *e) {
   struct statvfs v;
   struct rlimit lim;
   char need_text[32], free_text[32];
-  int64_t need = SPARE, largest = 0;
+  int64_t there = spilled(w), need = SPARE + (spill > there ? spill - there : 0), largest = 0;
   for (int s = 0; s < w->n_shards; s++) {
     int64_t shard = 0;
     for (int i = w->first[s]; i < w->first[s + 1]; i++) {
-      shard += o->bytes[i];
-      if (!w->done[i]) need += o->bytes[i];
+      shard += w->bytes[i];
+      if (!w->done[i]) need += w->bytes[i];
     }
     if (!w->written[s] && w->first[s + 1] - w->first[s] > 1 && shard > largest) largest = shard;
   }
@@ -356,7 +391,7 @@ int sh_qw_write_shard(sh_qwriter *w, int shard, sh_error *e) {
     close_parts(&p);
     sh_free(path);
   }
-  if (rc) return sh_qw_kept(w, rc, e);
+  if (rc) return sh_qwriter_kept(w, rc, e);
   w->written[shard] = true;
   remove_parts(w, shard);
   return 0;
@@ -369,7 +404,7 @@ int sh_qwriter_put(sh_qwriter *w, int part, const sh_ftensor *t, int n, sh_error
   char *path = sh_path_join(w->dir, part_name(part, name));
   int rc = path ? sh_st_write(path, t, n, e) : no_memory(e);
   sh_free(path);
-  if (rc) return sh_qw_kept(w, rc, e);
+  if (rc) return sh_qwriter_kept(w, rc, e);
   w->done[part] = true;
   int s = shard_of(w, part);
   for (int i = w->first[s]; i < w->first[s + 1]; i++) {
@@ -386,22 +421,33 @@ int sh_qwriter_open(sh_qwriter **out, const sh_qwriter_opts *o, sh_error *e) {
   if (!w) return no_memory(e);
   w->fd = -1;
   w->source = o->source;
+  w->report = o->report;
+  w->bytes = o->bytes;
   int rc = sh_dir_exists(sh_ckpt_path(o->source)) && !sh_ckpt_is_gguf(o->source)
                ? 0
                : sh_fail(e, SH_ERR_UNSUPPORTED, "%s is a GGUF; a Hugging Face folder is wanted to make one of", sh_ckpt_path(o->source));
   if (!rc) rc = make_plan(w, o, e);
-  if (!rc) rc = make_job(w, o, e);
+  if (!rc) rc = make_job(w, o->job, o->job_open ? NULL : "", e);
   if (!rc) rc = set_out(w, o, e);
-  if (!rc) rc = take_folder(w, e);
-  if (!rc) rc = check_job(w, o->resume, e);
-  if (!rc) rc = find_done(w, e);
-  if (!rc) rc = check_room(w, o, e);
+  if (!rc && !w->whole) rc = take_folder(w, e);
+  if (!rc && !w->whole) rc = check_job(w, o->resume, e);
+  if (!rc && !w->whole) rc = find_done(w, e);
+  if (!rc && !w->whole) rc = sh_qwriter_room(w, 0, e);
   if (rc) {
     sh_qwriter_close(w);
     return rc;
   }
   *out = w;
   return 0;
+}
+
+bool sh_qwriter_whole(const sh_qwriter *w) { return w->whole; }
+
+int sh_qwriter_job(sh_qwriter *w, const char *rest, sh_error *e) {
+  char *begin = sh_strdup(w->job);
+  int rc = !begin ? no_memory(e) : w->job_open ? make_job(w, begin, rest, e) : sh_fail(e, SH_ERR_INTERNAL, "the job is known already");
+  sh_free(begin);
+  return rc ? rc : check_job(w, true, e);
 }
 
 /* A run that did nothing leaves nothing. */

@@ -1,9 +1,9 @@
 /* The last step of a folder: what stands beside the weights, and the rename.
  *
  * One thread. Everything is written in OUT.partial first, config.json last of all, because without one nothing takes a folder for a model.
- * Each file is synced before it gets its name; then the folder is, then it is renamed, and only in its new place does the job's file go:
- * whenever it ends, what is there is either OUT.partial with its job, from which a next run can go on, or OUT and complete. Doing the step
- * again does the same again.
+ * Each file is synced before it gets its name; then the folder is, then it is renamed, and only in its new place does the job's file go
+ * (when a report follows: after that): whenever it ends, what is there is either OUT.partial with its job, from which a next run can go on,
+ * or OUT and complete. Doing the step again does the same again.
  *
  * Side files are not chosen by a list of known names, which would be out of date with the next model: all that lies in the source's folder
  * goes along, but weights, what is written anew, and what describes a quantization that the source may have had. */
@@ -189,7 +189,7 @@ static int move_to_out(sh_qwriter *w, sh_error *e) {
     return sh_fail(e, SH_ERR_IO, "%s is complete but cannot be renamed to %s: %s; rename it, and remove %s from it", w->dir, w->out,
                    strerror(errno), SH_QW_JOB);
   sync_parent(w->out);
-  (void)unlinkat(w->fd, SH_QW_JOB, 0);
+  if (!w->report) (void)unlinkat(w->fd, SH_QW_JOB, 0);
   (void)fsync(w->fd);
   close(w->fd);
   w->fd = -1;
@@ -218,7 +218,7 @@ int sh_qwriter_finish(sh_qwriter *w, const char *config, const char *card, const
   rc = index_shards(w, e);
   if (!rc) rc = copy_side_files(w, e);
   if (!rc) rc = write_texts(w, config, card, extra, n_extra, e);
-  if (rc) return sh_qw_kept(w, rc, e);
+  if (rc) return sh_qwriter_kept(w, rc, e);
   sh_qw_remove(w, is_spill); /* after the texts that the caller made of them: a run killed in between makes them again */
   return move_to_out(w, e);
 }

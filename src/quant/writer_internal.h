@@ -9,8 +9,11 @@
 struct sh_qwriter {
   char *out, *dir; /* OUT and OUT.partial; owned */
   const sh_ckpt *source;
-  char *job; /* text of the job's file; owned */
+  char *job; /* text of the job's file, or its beginning while job_open; owned */
   size_t job_len;
+  uint64_t plan;        /* which parts make a shard */
+  const int64_t *bytes; /* [n_parts] estimated; borrowed */
+  bool job_open, whole, report;
   int fd; /* of the folder, which is locked by it; -1: none */
   int n_parts, n_shards;
   int *first;    /* [n_shards + 1] first part of a shard */
@@ -26,7 +29,5 @@ int sh_qw_write_shard(sh_qwriter *w, int shard, sh_error *e);
 /* Removes what of a folder's files `is` says yes to. */
 void sh_qw_remove(const sh_qwriter *w, bool (*is)(const char *name));
 bool sh_qw_is_temporary(const char *name); /* left by a killed run */
-/* Puts "what is done is kept" behind the sentence of a failed write. */
-int sh_qw_kept(const sh_qwriter *w, int rc, sh_error *e);
 
 #endif
