@@ -70,6 +70,20 @@ void sh_mem_guard_begin(void) { guard_count = 0; }
 
 long sh_mem_guard_end(void) { return guard_count; }
 
+/* --- Cuts ----------------------------------------------------------------------------------------------------------------------------- */
+
+void *sh_cut_take(sh_cut *c, size_t n, size_t size) {
+  size_t bytes, end;
+  if (c->used == SIZE_MAX || __builtin_mul_overflow(n, size, &bytes) || __builtin_add_overflow(bytes, (size_t)(SH_CUT_ALIGN - 1), &bytes) ||
+      __builtin_add_overflow(c->used, bytes &= ~(size_t)(SH_CUT_ALIGN - 1), &end)) {
+    c->used = SIZE_MAX;
+    return NULL;
+  }
+  uint8_t *p = c->p ? (uint8_t *)c->p + c->used : NULL;
+  c->used = end;
+  return p;
+}
+
 /* --- Buffers -------------------------------------------------------------------------------------------------------------------------- */
 
 void sh_buf_init(sh_buf *b, size_t max) { *b = (sh_buf){.max = max}; }

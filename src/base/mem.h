@@ -24,6 +24,15 @@ void sh_mem_fail_after(long n);
 void sh_mem_guard_begin(void);
 long sh_mem_guard_end(void);
 
+/* --- A piece of memory cut into parts, each beginning at a multiple of 64 bytes (as the memory itself does). Without memory it only
+ * measures: one list of parts serves both. */
+enum { SH_CUT_ALIGN = 64 };
+typedef struct sh_cut {
+  void *p; /* NULL: only measures */
+  size_t used;
+} sh_cut;
+void *sh_cut_take(sh_cut *c, size_t n, size_t size); /* n * size bytes of c->p (NULL while measuring); used = SIZE_MAX on overflow */
+
 /* --- A growing byte buffer. After a failed append `failed` stays set, later appends do nothing and return the same error, so a
  * writer may check once at the end. p is always NUL-terminated after the first successful append (NUL not counted in len). */
 typedef struct sh_buf {

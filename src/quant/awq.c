@@ -77,7 +77,7 @@ static void mean_item(void *ctx, int item, int worker) {
 
 int sh_qweight_means(sh_qwork *k, const sh_qreader *r, int n, const sh_qscaling *sc, int64_t group, float *mean, sh_error *e) {
   mean_job j = {.k = k, .r = r, .n = n, .cols = sc->cols, .group = group > 0 ? group : sc->cols};
-  int rc = sh_qwork_need(k, (size_t)j.group + 16, e);
+  int rc = sh_qwork_need(k, (size_t)j.group * sizeof(float), e);
   if (rc < 0) return rc;
   j.sum = sh_calloc((size_t)sc->cols, sizeof *j.sum);
   double *per = sh_calloc((size_t)sc->n_channels, sizeof *per);
@@ -131,9 +131,24 @@ static void rounding_error(const sh_qgrid *g, const float *w, int64_t cols, cons
   for (int64_t c = 0; c < cols; c++) out[c] = out[c] * inverse[c] - w[c];
 }
 
-static size_t scale_floats(const sh_qwork *k, int64_t cols, int64_t m) {
-  return 2 * (size_t)SH_QROWS * (size_t)cols + 2 * (size_t)cols + (size_t)SH_QROWS * (size_t)m +
-         sh_qwork_product_floats(k, SH_QROWS, cols) + 64;
+typedef struct scale_part {
+  float *w, *delta;   /* [SH_QROWS, cols] */
+  float *s, *inverse; /* [cols] */
+  float *y;           /* [SH_QROWS, m] */
+  void *product;
+} scale_part;
+
+/* m: sampled tokens at most. */
+static size_t cut_scale(const sh_qwork *k, int64_t cols, int64_t m, void *p, scale_part *out) {
+  sh_cut c = {.p = p};
+  size_t rows = SH_QROWS, n = (size_t)cols;
+  out->w = sh_cut_take(&c, rows * n, sizeof(float));
+  out->delta = sh_cut_take(&c, rows * n, sizeof(float));
+  out->s = sh_cut_take(&c, n, sizeof(float));
+  out->inverse = sh_cut_take(&c, n, sizeof(float));
+  out->y = sh_cut_take(&c, rows * (size_t)m, sizeof(float));
+  out->product = sh_cut_take(&c, sh_qwork_product_bytes(k, SH_QROWS, cols), 1);
+  return c.used;
 }
 
 static void scale_item(void *ctx, int item, int worker) {
@@ -141,19 +156,18 @@ static void scale_item(void *ctx, int item, int worker) {
   block b = block_at(j->r, item);
   const sh_qreader *r = &j->r[b.reader];
   int64_t cols = j->sc->cols, m = r->n_rows;
-  float *w = j->k->scratch[worker], *delta = w + SH_QROWS * cols, *s = delta + SH_QROWS * cols, *inverse = s + cols, *y = inverse + cols;
-  float *product = y + ((SH_QROWS * m + 15) & ~(int64_t)15);
-  product += (16 - ((uintptr_t)product / sizeof(float)) % 16) % 16;
-  for (int i = 0; i < b.rows; i++) j->k->k.dequant(r->w, b.r0 + i, 0, cols, w + i * cols);
+  scale_part p;
+  cut_scale(j->k, cols, m, j->k->scratch[worker], &p);
+  for (int i = 0; i < b.rows; i++) j->k->k.dequant(r->w, b.r0 + i, 0, cols, p.w + i * cols);
   for (int q = 0; q < j->n_cand; q++) {
     const float *cand = j->cand + q * j->sc->n_channels;
     for (int64_t c = 0; c < cols; c++) {
-      s[c] = cand[j->sc->tie ? j->sc->tie[c] : c];
-      inverse[c] = 1.0f / s[c];
+      p.s[c] = cand[j->sc->tie ? j->sc->tie[c] : c];
+      p.inverse[c] = 1.0f / p.s[c];
     }
-    for (int i = 0; i < b.rows; i++) rounding_error(j->g, w + i * cols, cols, s, inverse, delta + i * cols);
-    sh_qwork_product(j->k, delta, cols, b.rows, r->rows, cols, m, cols, false, y, m, product);
-    j->err[item * j->n_cand + q] = r->weight * sum_of_squares(y, b.rows * m);
+    for (int i = 0; i < b.rows; i++) rounding_error(j->g, p.w + i * cols, cols, p.s, p.inverse, p.delta + i * cols);
+    sh_qwork_product(j->k, p.delta, cols, b.rows, r->rows, cols, m, cols, false, p.y, m, p.product);
+    j->err[item * j->n_cand + q] = r->weight * sum_of_squares(p.y, b.rows * m);
   }
 }
 
@@ -162,7 +176,8 @@ int sh_qscale_errors(sh_qwork *k, const sh_qreader *r, int n, const sh_qscaling 
   int items = count_blocks(r, n);
   int64_t m = 0;
   for (int i = 0; i < n; i++) m = r[i].n_rows > m ? r[i].n_rows : m;
-  int rc = sh_qwork_need(k, scale_floats(k, sc->cols, m), e);
+  scale_part none;
+  int rc = sh_qwork_need(k, cut_scale(k, sc->cols, m, NULL, &none), e);
   if (rc < 0) return rc;
   scale_job j = {k, r, sc, g, cand, n_cand, sh_calloc((size_t)items * (size_t)n_cand + 1, sizeof(double))};
   if (!j.err) return sh_fail(e, SH_ERR_NOMEM, "out of memory for the errors of %d scales", n_cand);
@@ -191,10 +206,12 @@ typedef struct ranges {
   float *y;        /* the same */
 } ranges;
 
-static size_t cut_ranges(int64_t groups, int64_t group, float *p, ranges *r) {
-  size_t params = (2 * SH_QROWS * (size_t)groups + 15) & ~(size_t)15, part = (SH_QROWS * (size_t)group + 15) & ~(size_t)15;
-  if (p) *r = (ranges){(sh_qparam *)(void *)p, p + params, p + params + part};
-  return params + 2 * part;
+static size_t cut_ranges(int64_t groups, int64_t group, void *p, ranges *r) {
+  sh_cut c = {.p = p};
+  r->best = sh_cut_take(&c, SH_QROWS * (size_t)groups, sizeof *r->best);
+  r->delta = sh_cut_take(&c, SH_QROWS * (size_t)group, sizeof *r->delta);
+  r->y = sh_cut_take(&c, SH_QROWS * (size_t)group, sizeof *r->y);
+  return c.used;
 }
 
 /* Errors of one candidate for all rows of a block in one group: err[i] = d^T G d, d = (round(w) - w) / in. */
@@ -238,7 +255,7 @@ static void narrow_group(const sh_qblock *b, const ranges *r, int64_t gi) {
 
 static void narrow(void *ctx, sh_qblock *b) {
   (void)ctx;
-  ranges r = {0};
+  ranges r;
   cut_ranges(b->groups, b->group, b->own, &r);
   for (int64_t gi = 0; b->f->site && gi < b->groups; gi++) narrow_group(b, &r, gi);
   sh_qblock_keep(b, r.best, NULL);
@@ -246,5 +263,6 @@ static void narrow(void *ctx, sh_qblock *b) {
 
 int sh_qawq_matrix(sh_qwork *k, sh_qfit *f, const sh_qgrid *g, sh_qcodes *codes, sh_error *e) {
   int64_t group = g->group > 0 ? g->group : f->w->cols;
-  return sh_qfit_run(k, f, g, cut_ranges(f->w->cols / group, group, NULL, NULL), narrow, NULL, codes, e);
+  ranges none;
+  return sh_qfit_run(k, f, g, cut_ranges(f->w->cols / group, group, NULL, &none), narrow, NULL, codes, e);
 }

@@ -26,16 +26,32 @@ typedef struct route_job {
   int32_t *index; /* [tokens, top_k] */
 } route_job;
 
+typedef struct route_part {
+  float *logits; /* [SH_QROWS, E] */
+  float *w;      /* [E, cols] the router */
+  void *product;
+} route_part;
+
+static size_t cut_route(const sh_qwork *k, const sh_wview *router, void *p, route_part *out) {
+  sh_cut c = {.p = p};
+  out->logits = sh_cut_take(&c, SH_QROWS * (size_t)router->rows, sizeof(float));
+  out->w = sh_cut_take(&c, (size_t)router->rows * (size_t)router->cols, sizeof(float));
+  out->product = sh_cut_take(&c, sh_qwork_product_bytes(k, SH_QROWS, router->cols), 1);
+  return c.used;
+}
+
 static void route_item(void *ctx, int item, int worker) {
   route_job *j = ctx;
   int64_t t0 = (int64_t)item * SH_QROWS, cols = j->router->cols, E = j->router->rows;
   int n = (int)(j->tokens - t0 < SH_QROWS ? j->tokens - t0 : SH_QROWS);
-  float *logits = j->k->scratch[worker], *w = logits + SH_QROWS * E, *product = w + E * cols, chosen[64];
-  for (int64_t e = 0; e < E; e++) j->k->k.dequant(j->router, e, 0, cols, w + e * cols);
-  sh_qwork_product(j->k, j->h + t0 * cols, cols, n, w, cols, E, cols, false, logits, E, product);
+  float chosen[64];
+  route_part p;
+  cut_route(j->k, j->router, j->k->scratch[worker], &p);
+  for (int64_t e = 0; e < E; e++) j->k->k.dequant(j->router, e, 0, cols, p.w + e * cols);
+  sh_qwork_product(j->k, j->h + t0 * cols, cols, n, p.w, cols, E, cols, false, p.logits, E, p.product);
   for (int t = 0; t < n; t++) {
     int at[64];
-    j->k->k.route(logits + t * E, (int)E, j->top_k, at, chosen);
+    j->k->k.route(p.logits + t * E, (int)E, j->top_k, at, chosen);
     for (int i = 0; i < j->top_k; i++) j->index[(t0 + t) * j->top_k + i] = at[i];
   }
 }
@@ -50,9 +66,8 @@ static int route_all(sh_qjob *j, const sh_qlayer *l, const float *h, int64_t tok
   int k = l->c->experts_per_tok, E = l->w->moe->n_experts;
   memset(r, 0, sizeof *r);
   if (k > 64) return sh_fail(e, SH_ERR_UNSUPPORTED, "%d experts per token, at most 64 are computed", k);
-  size_t floats =
-      (size_t)(SH_QROWS * E) + (size_t)E * (size_t)router->cols + sh_qwork_product_floats(&j->work, SH_QROWS, router->cols) + 64;
-  int rc = sh_qwork_need(&j->work, (floats + 15) & ~(size_t)15, e);
+  route_part none;
+  int rc = sh_qwork_need(&j->work, cut_route(&j->work, router, NULL, &none), e);
   if (rc < 0) return rc;
   route_job q = {&j->work, router, h, tokens, k, sh_malloc((size_t)tokens * (size_t)k * sizeof(int32_t))};
   r->token = sh_malloc((size_t)tokens * (size_t)k * sizeof *r->token);
@@ -102,20 +117,35 @@ typedef struct mid_job {
   float *y; /* [n, I] */
 } mid_job;
 
+typedef struct mid_part {
+  float *packed;
+  float *up; /* [SH_QROWS, I] */
+  float *work;
+} mid_part;
+
+static size_t cut_mid(const sh_qwork *k, const sh_wview *gate, void *p, mid_part *out) {
+  sh_cut c = {.p = p};
+  out->packed = sh_cut_take(&c, k->k.pack_floats(SH_QROWS, gate->cols), sizeof(float));
+  out->up = sh_cut_take(&c, SH_QROWS * (size_t)gate->rows, sizeof(float));
+  out->work = sh_cut_take(&c, k->k.gemm_floats(gate->cols), sizeof(float));
+  return c.used;
+}
+
 static void mid_item(void *ctx, int item, int worker) {
   mid_job *j = ctx;
   int64_t H = j->gate->cols, I = j->gate->rows, t0 = (int64_t)item * SH_QROWS;
   int n = (int)(j->n - t0 < SH_QROWS ? j->n - t0 : SH_QROWS);
   const float *x[SH_QROWS];
-  float *a[SH_QROWS], *b[SH_QROWS], *packed = j->k->scratch[worker];
-  float *up = packed + ((j->k->k.pack_floats(SH_QROWS, H) + 15) & ~(size_t)15), *scratch = up + ((SH_QROWS * I + 15) & ~(int64_t)15);
+  float *a[SH_QROWS], *b[SH_QROWS];
+  mid_part p;
+  cut_mid(j->k, j->gate, j->k->scratch[worker], &p);
   for (int t = 0; t < n; t++) {
     x[t] = j->x + (t0 + t) * H;
     a[t] = j->y + (t0 + t) * I;
-    b[t] = up + t * I;
+    b[t] = p.up + t * I;
   }
-  j->k->k.pack(x, n, H, packed);
-  sh_mm mm = {.w = j->gate, .n_rows = (int)I, .n_tok = n, .x = x, .packed = packed, .y = a, .scratch = scratch};
+  j->k->k.pack(x, n, H, p.packed);
+  sh_mm mm = {.w = j->gate, .n_rows = (int)I, .n_tok = n, .x = x, .packed = p.packed, .y = a, .scratch = p.work};
   j->k->k.gemm(&mm);
   mm.w = j->up;
   mm.y = b;
@@ -124,9 +154,8 @@ static void mid_item(void *ctx, int item, int worker) {
 }
 
 static int between(sh_qjob *j, const sh_wview *gate, const sh_wview *up, const float *x, int64_t n, float **y, sh_error *e) {
-  size_t floats = ((j->work.k.pack_floats(SH_QROWS, gate->cols) + 15) & ~(size_t)15) +
-                  (size_t)((SH_QROWS * gate->rows + 15) & ~(int64_t)15) + j->work.k.gemm_floats(gate->cols);
-  int rc = sh_qwork_need(&j->work, floats, e);
+  mid_part none;
+  int rc = sh_qwork_need(&j->work, cut_mid(&j->work, gate, NULL, &none), e);
   *y = rc == 0 ? sh_malloc((size_t)(n * gate->rows + 1) * sizeof **y) : NULL;
   if (rc < 0) return rc;
   if (!*y) return sh_fail(e, SH_ERR_NOMEM, "out of memory for an expert's values");

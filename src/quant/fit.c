@@ -21,19 +21,17 @@ typedef struct fit_job {
 
 static int64_t sampled(const sh_qfit *f) { return f->site ? f->site->n_rows : 0; }
 
-/* Cuts a worker's scratch (p NULL: only counts). */
-static size_t cut(const sh_qwork *k, const sh_qfit *f, int64_t groups, size_t own, float *p, sh_qblock *b) {
-  size_t used = 0, rows = SH_QROWS, cols = (size_t)f->w->cols;
-#define TAKE(field, n) b->field = p ? (void *)(p + used) : NULL, used += ((size_t)(n) + 15) & ~(size_t)15
-  TAKE(w, rows * cols);
-  TAKE(inverse, cols);
-  TAKE(nearest, 2 * rows * (size_t)groups);
-  TAKE(error, rows * cols);
-  TAKE(out, rows * (size_t)sampled(f));
-  TAKE(product, sh_qwork_product_floats(k, SH_QROWS, f->w->cols));
-  TAKE(own, own);
-#undef TAKE
-  return used;
+static size_t cut(const sh_qwork *k, const sh_qfit *f, int64_t groups, size_t own, void *p, sh_qblock *b) {
+  sh_cut c = {.p = p};
+  size_t rows = SH_QROWS, cols = (size_t)f->w->cols;
+  b->w = sh_cut_take(&c, rows * cols, sizeof *b->w);
+  b->inverse = sh_cut_take(&c, cols, sizeof *b->inverse);
+  b->nearest = sh_cut_take(&c, rows * (size_t)groups, sizeof *b->nearest);
+  b->error = sh_cut_take(&c, rows * cols, sizeof *b->error);
+  b->out = sh_cut_take(&c, rows * (size_t)sampled(f), sizeof *b->out);
+  b->product = sh_cut_take(&c, sh_qwork_product_bytes(k, SH_QROWS, f->w->cols), 1);
+  b->own = sh_cut_take(&c, own, 1);
+  return c.used;
 }
 
 static void load(sh_qblock *b) {

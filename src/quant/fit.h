@@ -30,14 +30,14 @@ typedef struct sh_qblock {
   float *error;       /* [rows, cols] work of sh_qblock_keep */
   float *out;         /* [rows, site's rows] the same */
   double *sums;       /* [3] of the block: err_nearest, err, output */
-  float *product;     /* of sh_qwork_product */
-  float *own;         /* what the method asked for beside */
+  void *product;      /* of sh_qwork_product */
+  void *own;          /* what the method asked for beside, aligned for sh_cut */
 } sh_qblock;
 
 /* What a method does to a block; ends with sh_qblock_keep. */
 typedef void (*sh_qblock_fn)(void *ctx, sh_qblock *b);
 
-/* Codes for every row of f->w: fn runs for each block on the pool, with `own` floats of scratch. The same for any number of threads. */
+/* Codes for every row of f->w: fn runs for each block on the pool, with `own` bytes of scratch. The same for any number of threads. */
 int sh_qfit_run(sh_qwork *k, sh_qfit *f, const sh_qgrid *g, size_t own, sh_qblock_fn fn, void *ctx, sh_qcodes *codes, sh_error *e);
 
 /* Writes the block's codes. The method's choice is parameters p [rows, groups] and, unless each weight is just rounded with them, the

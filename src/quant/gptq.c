@@ -82,17 +82,31 @@ static bool factor_lower(factor_job *j, sh_pool *pool) {
   return true;
 }
 
+typedef struct inverse_part {
+  float *sum; /* [NB, NB] */
+  void *product;
+} inverse_part;
+
+static size_t cut_inverse(const sh_qwork *k, int64_t n, void *p, inverse_part *out) {
+  sh_cut c = {.p = p};
+  out->sum = sh_cut_take(&c, (size_t)NB * NB, sizeof *out->sum);
+  out->product = sh_cut_take(&c, sh_qwork_product_bytes(k, SH_QROWS, n), 1);
+  return c.used;
+}
+
 /* Columns [128 item, +128) of inverse(L), all rows from there on, into rows of xt. */
 static void inverse_item(void *ctx, int item, int worker) {
   factor_job *j = ctx;
   int64_t n = j->n, c0 = (int64_t)item * NB;
   int nc = (int)(n - c0 < NB ? n - c0 : NB);
-  float *sum = j->k->scratch[worker], *product = sum + NB * NB;
+  inverse_part part;
+  cut_inverse(j->k, n, j->k->scratch[worker], &part);
+  float *sum = part.sum;
   for (int64_t i0 = c0; i0 < n; i0 += NB) {
     int ni = (int)(n - i0 < NB ? n - i0 : NB);
     memset(sum, 0, NB * NB * sizeof *sum);
     if (i0 > c0) /* sum[c][i] = sum over k in [c0, i0) of X[k][c] L[i][k] */
-      sh_qwork_product(j->k, j->xt + c0 * n + c0, n, nc, j->a + i0 * n + c0, n, ni, i0 - c0, false, sum, NB, product);
+      sh_qwork_product(j->k, j->xt + c0 * n + c0, n, nc, j->a + i0 * n + c0, n, ni, i0 - c0, false, sum, NB, part.product);
     for (int c = 0; c < nc; c++) {
       float *x = j->xt + (c0 + c) * n + i0;
       for (int i = 0; i < ni; i++) {
@@ -151,11 +165,12 @@ int sh_qfactor_new(sh_qwork *k, const sh_qsite *site, const sh_qgptq *o, sh_qfac
   factor_job j = {.k = k, .a = f->u, .n = n};
   j.xt = sh_aligned(64, (size_t)(n * n) * sizeof *j.xt);
   j.neg = sh_aligned(64, (size_t)n * NB * sizeof *j.neg);
+  inverse_part none;
   int rc = !f->order || !f->u || !f->ut || !j.xt || !j.neg
                ? sh_fail(e, SH_ERR_NOMEM, "out of memory for the second moments of %lld inputs (%zu bytes); --method awq needs less",
                          (long long)n, 3 * (size_t)(n * n) * sizeof(float))
                : order_columns(f, site->gram, o->act_order, e);
-  if (rc == 0) rc = sh_qwork_need(k, (size_t)NB * NB + sh_qwork_product_floats(k, SH_QROWS, n), e);
+  if (rc == 0) rc = sh_qwork_need(k, cut_inverse(k, n, NULL, &none), e);
   double damp = o->damp;
   bool ok = false;
   for (int tries = 0; rc == 0 && !ok && tries < 6; tries++, damp *= 10) {
@@ -194,10 +209,12 @@ typedef struct rest {
   float *made; /* [rows, cols] the rounded ones in the matrix's order */
 } rest;
 
-static size_t cut_rest(int64_t cols, float *p, rest *r) {
-  size_t whole = SH_QROWS * (size_t)cols, lost = SH_QROWS * (size_t)NB;
-  if (p) *r = (rest){p, p + whole, p + whole + lost};
-  return 2 * whole + lost;
+static size_t cut_rest(int64_t cols, void *p, rest *r) {
+  sh_cut c = {.p = p};
+  r->left = sh_cut_take(&c, SH_QROWS * (size_t)cols, sizeof(float));
+  r->lost = sh_cut_take(&c, SH_QROWS * (size_t)NB, sizeof(float));
+  r->made = sh_cut_take(&c, SH_QROWS * (size_t)cols, sizeof(float));
+  return c.used;
 }
 
 /* Columns [j0, j0 + nb) of all rows: rounded, and compensated inside the block. */
@@ -218,7 +235,7 @@ static void round_columns(const sh_qblock *b, const sh_qfactor *f, const rest *r
 
 static void compensate(void *ctx, sh_qblock *b) {
   const sh_qfactor *f = ctx;
-  rest r = {0};
+  rest r;
   cut_rest(b->cols, b->own, &r);
   for (int i = 0; i < b->rows; i++)
     for (int64_t c = 0; c < b->cols; c++) r.left[i * b->cols + c] = b->w[i * b->cols + f->order[c]];
@@ -236,5 +253,6 @@ static void compensate(void *ctx, sh_qblock *b) {
 }
 
 int sh_qgptq_matrix(sh_qwork *k, sh_qfit *f, const sh_qfactor *u, const sh_qgrid *g, sh_qcodes *codes, sh_error *e) {
-  return sh_qfit_run(k, f, g, cut_rest(f->w->cols, NULL, NULL), compensate, (void *)(uintptr_t)u, codes, e);
+  rest none;
+  return sh_qfit_run(k, f, g, cut_rest(f->w->cols, NULL, &none), compensate, (void *)(uintptr_t)u, codes, e);
 }

@@ -31,29 +31,39 @@ void sh_qwork_free(sh_qwork *w) {
   memset(w, 0, sizeof *w);
 }
 
-int sh_qwork_need(sh_qwork *w, size_t floats, sh_error *e) {
-  if (floats <= w->scratch_floats) return 0;
+int sh_qwork_need(sh_qwork *w, size_t bytes, sh_error *e) {
+  if (bytes <= w->scratch_bytes) return 0;
   for (int i = 0; i < w->n_workers; i++) {
     sh_free(w->scratch[i]);
-    w->scratch[i] = sh_aligned(64, floats * sizeof(float));
+    w->scratch[i] = bytes == SIZE_MAX ? NULL : sh_aligned(SH_CUT_ALIGN, bytes);
     if (!w->scratch[i]) {
-      w->scratch_floats = 0;
-      return sh_fail(e, SH_ERR_NOMEM, "out of memory for %zu bytes of scratch for each of %d threads", floats * sizeof(float),
-                     w->n_workers);
+      w->scratch_bytes = 0;
+      return sh_fail(e, SH_ERR_NOMEM, "out of memory for %zu bytes of scratch for each of %d threads", bytes, w->n_workers);
     }
   }
-  w->scratch_floats = floats;
+  w->scratch_bytes = bytes;
   return 0;
 }
 
-static size_t round16(size_t n) { return (n + 15) & ~(size_t)15; }
+typedef struct product {
+  float *packed, *work;
+} product;
 
-size_t sh_qwork_product_floats(const sh_qwork *w, int n_a, int64_t k) {
-  return round16(w->k.pack_floats(n_a, k)) + round16(w->k.gemm_floats(k));
+static size_t cut_product(const sh_qwork *w, int n_a, int64_t k, void *p, product *out) {
+  sh_cut c = {.p = p};
+  out->packed = sh_cut_take(&c, w->k.pack_floats(n_a, k), sizeof(float));
+  out->work = sh_cut_take(&c, w->k.gemm_floats(k), sizeof(float));
+  return c.used;
+}
+
+size_t sh_qwork_product_bytes(const sh_qwork *w, int n_a, int64_t k) {
+  product none;
+  return cut_product(w, n_a, k, NULL, &none);
 }
 
 void sh_qwork_product(const sh_qwork *w, const float *a, int64_t stride_a, int n_a, const float *b, int64_t stride_b, int64_t n_b,
-                      int64_t k, bool add, float *y, int64_t stride_y, float *scratch) {
+                      int64_t k, bool add, float *y, int64_t stride_y, void *scratch) {
+  product p;
   const float *x[SH_GEMM_TOKENS];
   float *out[SH_GEMM_TOKENS];
   for (int t = 0; t < n_a; t++) {
@@ -62,15 +72,9 @@ void sh_qwork_product(const sh_qwork *w, const float *a, int64_t stride_a, int n
   }
   sh_wview view = {
       .type = SH_F32, .rows = n_b, .cols = k, .data = (const uint8_t *)b, .row_bytes = (size_t)stride_b * sizeof(float), .name = ""};
-  w->k.pack(x, n_a, k, scratch);
-  sh_mm mm = {.w = &view,
-              .n_rows = (int)n_b,
-              .n_tok = n_a,
-              .x = x,
-              .packed = scratch,
-              .y = out,
-              .add = add,
-              .scratch = scratch + round16(w->k.pack_floats(n_a, k))};
+  cut_product(w, n_a, k, scratch, &p);
+  w->k.pack(x, n_a, k, p.packed);
+  sh_mm mm = {.w = &view, .n_rows = (int)n_b, .n_tok = n_a, .x = x, .packed = p.packed, .y = out, .add = add, .scratch = p.work};
   w->k.gemm(&mm);
 }
 
@@ -155,7 +159,7 @@ int sh_qsite_add(sh_qwork *w, sh_qsite *s, const float *x, int64_t stride, int n
   if (s->seen + n > s->total)
     return sh_fail(e, SH_ERR_INTERNAL, "%lld tokens of statistics, %lld expected", (long long)(s->seen + n), (long long)s->total);
   if (s->gram) {
-    int rc = sh_qwork_need(w, sh_qwork_product_floats(w, SH_QROWS, GRAM_TOKENS), e);
+    int rc = sh_qwork_need(w, sh_qwork_product_bytes(w, SH_QROWS, GRAM_TOKENS), e);
     if (rc < 0) return rc;
     t = sh_aligned(64, (size_t)s->cols * GRAM_TOKENS * sizeof *t);
     if (!t) return sh_fail(e, SH_ERR_NOMEM, "out of memory for %lld inputs of %d tokens", (long long)s->cols, GRAM_TOKENS);

@@ -12,21 +12,21 @@ typedef struct sh_qwork {
   sh_pool *pool;
   sh_kernels k;
   int n_workers;
-  float **scratch;       /* [n_workers] of scratch_floats, 64-byte aligned */
-  size_t scratch_floats; /* private: grows by sh_qwork_need */
+  void **scratch;        /* [n_workers] of scratch_bytes, aligned for sh_cut */
+  size_t scratch_bytes;  /* private: grows by sh_qwork_need */
   double flops, seconds; /* of the scale searches so far: of their matrix products, and all the time they took */
 } sh_qwork;
 
 /* threads 0: every usable core; cpu as in sh_kernels_init. Free with sh_qwork_free, which accepts a zeroed struct. */
 int sh_qwork_init(sh_qwork *w, int threads, const char *cpu, sh_error *e);
 void sh_qwork_free(sh_qwork *w);
-int sh_qwork_need(sh_qwork *w, size_t floats, sh_error *e); /* makes every worker's scratch that large; contents are lost */
+int sh_qwork_need(sh_qwork *w, size_t bytes, sh_error *e); /* makes every worker's scratch that large; contents are lost */
 
 /* Inside an item: y[t][r] (+)= a[t] . b[r] over k values, for n_a <= SH_GEMM_TOKENS rows of a and n_b rows of b. Rows lie stride_a,
- * stride_b, stride_y floats apart. scratch: sh_qwork_product_floats. */
+ * stride_b, stride_y floats apart. scratch: sh_qwork_product_bytes, aligned for sh_cut. */
 void sh_qwork_product(const sh_qwork *w, const float *a, int64_t stride_a, int n_a, const float *b, int64_t stride_b, int64_t n_b,
-                      int64_t k, bool add, float *y, int64_t stride_y, float *scratch);
-size_t sh_qwork_product_floats(const sh_qwork *w, int n_a, int64_t k);
+                      int64_t k, bool add, float *y, int64_t stride_y, void *scratch);
+size_t sh_qwork_product_bytes(const sh_qwork *w, int n_a, int64_t k);
 
 /* --- The inputs of one or more matrices, over the calibration tokens. */
 typedef struct sh_qsite {

@@ -64,12 +64,7 @@ typedef struct sh_cpu {
   size_t split_bytes; /* attention: most bytes of span partials; more makes a call go unsplit */
 } sh_cpu;
 
-/* --- scratch.c: sizes in bytes; every part is rounded up to 64 so that the parts after it stay aligned. */
-typedef struct sh_cut {
-  uint8_t *p; /* NULL: only measures */
-  size_t used;
-} sh_cut;
-void *sh_cut_take(sh_cut *c, size_t n, size_t size); /* n * size bytes of c->p (NULL while measuring); used = SIZE_MAX on overflow */
+/* --- scratch.c: sizes in bytes. */
 int sh_cpu_shared_need(sh_cpu *be, size_t bytes, sh_error *e);
 int sh_cpu_worker_need(sh_cpu *be, size_t bytes, sh_error *e);
 void sh_cpu_scratch_free(sh_cpu *be);

@@ -7,27 +7,13 @@
 
 #include <string.h>
 
-enum { ALIGN = 64 };
-
-void *sh_cut_take(sh_cut *c, size_t n, size_t size) {
-  size_t bytes, end;
-  if (c->used == SIZE_MAX || __builtin_mul_overflow(n, size, &bytes) || __builtin_add_overflow(bytes, (size_t)(ALIGN - 1), &bytes) ||
-      __builtin_add_overflow(c->used, bytes &= ~(size_t)(ALIGN - 1), &end)) {
-    c->used = SIZE_MAX;
-    return NULL;
-  }
-  uint8_t *p = c->p ? c->p + c->used : NULL;
-  c->used = end;
-  return p;
-}
-
 static int no_memory(size_t bytes, sh_error *e) {
   return sh_fail(e, SH_ERR_NOMEM, "out of memory: %zu bytes of working memory; lower the tokens per step or the context", bytes);
 }
 
 static int grow(uint8_t **p, size_t bytes, sh_error *e) {
   sh_free(*p);
-  *p = bytes == SIZE_MAX ? NULL : sh_aligned(ALIGN, bytes);
+  *p = bytes == SIZE_MAX ? NULL : sh_aligned(SH_CUT_ALIGN, bytes);
   return *p ? 0 : no_memory(bytes, e);
 }
 
