@@ -168,6 +168,40 @@ def test_what_is_wrong_is_said(tmp_path):
     assert "tokenizer" in fails(AWQ)  # it has none of its own
 
 
+@pytest.mark.parametrize("task, says", [
+    ('{"prompt": "a", ', "invalid JSON"),
+    ("null", "it is null, wanted an object"),
+    ('{"prompt": "a"}', '"answer" is missing'),
+    ('{"prompt": 5, "answer": "x"}', '"prompt" is a number, wanted a string'),
+    ('{"prompt": "", "answer": "x"}', "its prompt is empty"),
+    ('{"prompt": "a", "answer": 7}', '"answer" is a number'),
+    ('{"prompt": "a", "choices": [], "answer": 0}', '"choices" is an array of no text'),
+    ('{"prompt": "a", "choices": ["x", 5], "answer": 0}', '"choices"[1] is a number'),
+    ('{"prompt": "a", "choices": ["x", "y"], "answer": 0.5}', "wanted the index"),
+    ('{"prompt": "a", "answer": "x", "max_tokens": 1e30}', '"max_tokens" is wrong'),
+    ('{"messages": [], "answer": "x"}', '"messages" is an empty list'),
+    ('{"messages": [{"role": "user", "content": "x"}], "tools": 5, "answer": "x"}', '"tools" is a number'),
+    (json.dumps({"prompt": "word " * 20000, "answer": "x"}), "is made for at most 4096"),
+    (json.dumps({"prompt": "a", "choices": ["x", "word " * 20000], "answer": 0}), "with its longest choice"),
+])
+def test_a_task_that_is_wrong_is_named(tmp_path, task, says):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"prompt": "ok", "answer": "x", "max_tokens": 2}\n' + task + "\n")
+    said = fails(DENSE, "--tasks", path, "--samples", 1)
+    assert f"{path} line 2" in said and says in said
+
+
+def test_texts_that_are_none_are_refused(tmp_path):
+    binary = tmp_path / "binary"
+    binary.write_bytes(bytes(range(256)) * 20)
+    assert "is not text in UTF-8" in fails(DENSE, "--text", binary)
+    assert "is a folder, a file was wanted" in fails(DENSE, "--text", tmp_path)
+    assert "larger than the limit" in fails(DENSE, "--text", "/dev/zero")
+    deep = tmp_path / "deep.jsonl"
+    deep.write_text("[" * 100000 + "]" * 100000 + "\n")
+    assert "line 1" in (said := fails(DENSE, "--text", deep)) and "nested too deeply" in said
+
+
 def test_models_of_other_vocabularies_are_refused(tmp_path):
     other = tmp_path / "other"
     other.mkdir()

