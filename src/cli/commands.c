@@ -45,7 +45,7 @@ const sh_cli_command sh_cli_commands[] = {
     {"logits", "MODEL --ids FILE --out FILE [options]", sh_cmd_logits, "logits of a list of token ids, as safetensors",
      sh_cmd_logits_options},
     {"eval", "MODEL [--against REF] [options]", sh_cmd_eval, "how good a model is, and how near to another", sh_cmd_eval_options},
-    {"bench", "MODE [options]", sh_cmd_bench, "measure a server under load", NULL},
+    {"bench", "MODE [options]", sh_cmd_bench, "measure this machine, a model on it, or a server under load", NULL},
     {"version", "", sh_cmd_version, "print the version", NULL},
     {"help", "[COMMAND | --markdown]", sh_cmd_help, "this text, a command's options, or the docs page", NULL},
     {0},
