@@ -1,23 +1,18 @@
-/* The results as one HTML page: tables, and a bar for every row of a table that names a column for it. Any thread.
- *
- * Style and drawing (inline SVG) are in the file, no script: it is mailed and put beside a model, and must not need a network. */
+/* The results as one HTML page (base/page.h): tables, and a bar for every row of a table that names a column for it. Any thread. */
 #include "bench/table.h"
 
+#include "base/page.h"
 #include "base/text.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { W = 720, LABEL = 270, VALUE = 70, BAR = 16, GAP = 6 };
 
-static const char STYLE[] =
-    ":root{--ink:#1c2430;--soft:#667085;--line:#d5dae1;--back:#fff;--a:#2563c9}\n"
-    "@media(prefers-color-scheme:dark){:root{--ink:#e4e8ee;--soft:#98a2b3;--line:#38414d;--back:#14181d;--a:#6ea3f5}}\n"
-    "body{margin:2rem auto;max-width:64rem;padding:0 1rem;font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--back)}\n"
-    "h1{font-size:1.5rem;margin:0 0 .3rem}h2{font-size:1.1rem;margin:2.2rem 0 .6rem}p{margin:.2rem 0}.soft{color:var(--soft)}\n"
-    ".scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}\n"
-    "th,td{text-align:right;padding:.2rem .7rem;border-bottom:1px solid var(--line);white-space:nowrap}.t{text-align:left}\n"
-    "svg{width:100%;max-width:48rem;height:auto;font:12px system-ui,sans-serif}svg text{fill:var(--ink)}svg rect{fill:var(--a)}\n";
+/* Beside the shared style: tables as wide as they are, text to the left, bars. */
+static const char STYLE[] = "<style>body{max-width:64rem}table{width:auto}th,td{white-space:nowrap}th.t,td.t{text-align:left}"
+                            "svg.bars{max-width:48rem;font-size:12px}svg.bars text{fill:var(--ink)}svg.bars rect{fill:var(--a)}</style>\n";
 
 static int column(const sh_bench_table *t, const char *key) {
   for (int i = 0; i < t->n_cols; i++)
@@ -38,7 +33,7 @@ static void bars(const sh_bench_table *t, sh_buf *out) {
   if (!(top > 0) || !isfinite(top)) return;
   sh_buf_puts(out, "<p class=\"soft\">");
   sh_html_text(out, t->bar_note ? t->bar_note : t->cols[c].title);
-  sh_buf_printf(out, "</p>\n<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"", W, t->n_rows * (BAR + GAP));
+  sh_buf_printf(out, "</p>\n<svg class=\"bars\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"", W, t->n_rows * (BAR + GAP));
   sh_html_text(out, t->cols[c].title);
   sh_buf_puts(out, "\">\n");
   for (int r = 0; r < t->n_rows; r++) {
@@ -53,9 +48,12 @@ static void bars(const sh_bench_table *t, sh_buf *out) {
   sh_buf_puts(out, "</svg>\n");
 }
 
+static bool hidden(const sh_bench_col *c) { return c->digits >= SH_BENCH_HIDDEN; }
+
 static void table(const sh_bench_table *t, sh_buf *out) {
   sh_buf_puts(out, "<div class=\"scroll\"><table><tr>");
   for (int c = 0; c < t->n_cols; c++) {
+    if (hidden(&t->cols[c])) continue;
     sh_buf_puts(out, is_text(&t->cols[c]) ? "<th class=\"t\">" : "<th>");
     sh_html_text(out, t->cols[c].title);
     sh_buf_puts(out, "</th>");
@@ -66,6 +64,7 @@ static void table(const sh_bench_table *t, sh_buf *out) {
     for (int c = 0; c < t->n_cols; c++) {
       char text[48];
       const sh_bench_cell *x = at(t, r, c);
+      if (hidden(&t->cols[c])) continue;
       sh_buf_puts(out, is_text(&t->cols[c]) ? "<td class=\"t\">" : "<td>");
       sh_html_text(out, !is_text(&t->cols[c]) ? sh_bench_number(&t->cols[c], x->v, text) : x->text ? x->text : "-");
       sh_buf_puts(out, "</td>");
@@ -76,12 +75,11 @@ static void table(const sh_bench_table *t, sh_buf *out) {
 }
 
 int sh_bench_write_html(const sh_bench_out *o, sh_buf *out) {
-  sh_buf_puts(out, "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">"
-                   "<title>sheng ");
-  sh_html_text(out, o->command);
-  sh_buf_printf(out, "</title><style>\n%s</style></head><body>\n<h1>sheng ", STYLE);
-  sh_html_text(out, o->command);
-  sh_buf_puts(out, "</h1>\n<p class=\"soft\">");
+  char title[64];
+  snprintf(title, sizeof title, "sheng %s", o->command);
+  sh_page_begin(out, "", title);
+  sh_buf_puts(out, STYLE);
+  sh_buf_puts(out, "<p class=\"soft\">");
   sh_buf machine;
   sh_buf_init(&machine, 1 << 16);
   sh_machine_text(&o->machine, "", &machine);
@@ -109,6 +107,6 @@ int sh_bench_write_html(const sh_bench_out *o, sh_buf *out) {
     sh_html_text(out, o->notes[i]);
     sh_buf_puts(out, "</p>\n");
   }
-  sh_buf_puts(out, "</body></html>\n");
+  sh_page_end(out);
   return o->private_failed ? o->private_failed : out->failed;
 }

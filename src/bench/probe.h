@@ -16,10 +16,10 @@ typedef struct sh_probe {
   uint8_t *buffer; /* [bytes], every page its own */
   size_t bytes;    /* far larger than the caches */
   bool own_clock;  /* on one thread: processor time, which other programs disturb less; false: always the time that passes */
-  float sink[64];
+  float sink[64];  /* [SH_PROBE_SINKS] what the loops returned */
 } sh_probe;
 
-enum { SH_PROBE_PART = 4 << 20 }; /* bytes read by one item; `bytes` is a multiple */
+enum { SH_PROBE_SINKS = 64, SH_PROBE_PART = 4 << 20 }; /* PART: bytes read by one item; `bytes` is a multiple */
 
 /* threads: 0 is every usable core; bytes: of the buffer, 0 for as much as sh_probe_bytes says. Caller frees. */
 int sh_probe_new(sh_probe *p, int threads, size_t bytes, const char *cpu, sh_error *e);

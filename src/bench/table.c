@@ -6,6 +6,7 @@
 #include "bench/table.h"
 
 #include "base/err.h"
+#include "base/text.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -126,22 +127,29 @@ static const char *cell_text(const sh_bench_table *t, int row, int col, char buf
 
 static void put_cell(sh_buf *out, const char *text, int width, bool left, bool last) {
   int pad = width - width_of(text);
-  if (!left)
-    for (int i = 0; i < pad; i++) sh_buf_putc(out, ' ');
+  for (int i = 0; !left && i < pad; i++) sh_buf_putc(out, ' ');
   sh_buf_puts(out, text);
   for (int i = 0; left && !last && i < pad; i++) sh_buf_putc(out, ' ');
-  sh_buf_puts(out, last ? "\n" : "  ");
+  if (!last) sh_buf_puts(out, "  ");
+  while (last && !out->failed && out->len > 0 && out->p[out->len - 1] == ' ') out->len--; /* an empty last cell */
+  if (last) sh_buf_putc(out, '\n');
 }
 
-static bool hidden(const sh_bench_col *c) { return c->digits >= SH_BENCH_HIDDEN; }
+/* Left out of the aligned table: numbers that are marked, texts that are empty in every row. */
+static bool hidden(const sh_bench_table *t, int col) {
+  if (t->cols[col].digits != SH_BENCH_TEXT) return t->cols[col].digits >= SH_BENCH_HIDDEN;
+  for (int r = 0; r < t->n_rows; r++)
+    if (!cell_at(t, r, col)->text || cell_at(t, r, col)->text[0]) return false;
+  return true;
+}
 
 static void put_table(const sh_bench_table *t, sh_buf *out) {
   char buf[48];
   int last = t->n_cols - 1;
-  while (last > 0 && hidden(&t->cols[last])) last--;
+  while (last > 0 && hidden(t, last)) last--;
   for (int row = -1; row < t->n_rows; row++)
     for (int c = 0; c <= last; c++) {
-      if (hidden(&t->cols[c])) continue;
+      if (hidden(t, c)) continue;
       int width = width_of(t->cols[c].title);
       for (int r = 0; r < t->n_rows; r++) {
         int w = width_of(cell_text(t, r, c, buf));
@@ -168,16 +176,8 @@ int sh_bench_write_text(const sh_bench_out *o, sh_buf *out) {
 /* --- CSV: comment lines, then one table after the other, an empty line between them */
 
 static void csv_text(sh_buf *out, const char *s) {
-  if (!strpbrk(s, ",\"\r\n")) {
-    sh_buf_puts(out, s);
-    return;
-  }
-  sh_buf_putc(out, '"');
-  for (; *s; s++) {
-    if (*s == '"') sh_buf_putc(out, '"');
-    sh_buf_putc(out, *s);
-  }
-  sh_buf_putc(out, '"');
+  if (strpbrk(s, ",\"\r\n")) sh_csv_text(out, s);
+  else sh_buf_puts(out, s);
 }
 
 static void csv_comment(sh_buf *out, const char *key, const char *value) {

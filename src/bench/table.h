@@ -17,7 +17,7 @@
 enum { SH_BENCH_TEXT = -1, SH_BENCH_HIDDEN = 100 }; /* kinds of a column beside 0..9 decimals */
 
 /* A column. `digits`: SH_BENCH_TEXT, or decimals in the aligned table (JSON and CSV have six significant ones); + SH_BENCH_HIDDEN: of a
- * number that is left out of the aligned table. All strings are borrowed for the table's life. */
+ * number that is left out of the aligned table and the page. All strings are borrowed for the table's life. */
 typedef struct sh_bench_col {
   const char *key;   /* in JSON and CSV: "tokens_per_s" */
   const char *title; /* in the aligned table: "tokens/s" */

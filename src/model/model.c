@@ -75,6 +75,7 @@ void sh_model_free(sh_model *m) {
 }
 
 const sh_config *sh_model_config(const sh_model *m) { return &m->cfg; }
+const sh_weights *sh_model_weights(const sh_model *m) { return &m->w; }
 size_t sh_model_weight_bytes(const sh_model *m) { return m->w.held_bytes; }
 const char *sh_model_describe(const sh_model *m) { return m->describe; }
 

@@ -21,6 +21,7 @@ int sh_model_read_ahead(sh_model *m, sh_error *e);
 int sh_model_read_wait(sh_model *m, sh_error *e);
 
 const sh_config *sh_model_config(const sh_model *m);
+const struct sh_weights *sh_model_weights(const sh_model *m); /* model/weights.h; for reports: what a pass reads */
 size_t sh_model_weight_bytes(const sh_model *m);  /* that must stay in memory: of the main path, as stored or repacked */
 const char *sh_model_describe(const sh_model *m); /* "qwen3_5, 24 layers (18 linear + 6 attention), bf16" */
 /* Cost of the caches for a KV type: bytes of KV per token, bytes of state per sequence, bytes of scratch for a step. */

@@ -1,5 +1,6 @@
 /* Random numbers, guarded buffers, comparison and the count of the kernel checker. */
 #include "check.h"
+#include "bench/fill.h"
 #include "formats/dequant.h"
 
 #include <math.h>
@@ -22,20 +23,13 @@ void ck_case(ck *c, bool ok, const char *fmt, ...) {
   va_end(ap);
 }
 
-uint32_t ck_u32(ck *c) { /* splitmix64 */
-  uint64_t z = c->rng += 0x9e3779b97f4a7c15u;
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-  return (uint32_t)((z ^ z >> 31) >> 32);
-}
+uint32_t ck_u32(ck *c) { return sh_fill_u32(&c->rng); }
 
 int ck_range(ck *c, int lo, int hi) { return lo + (int)(ck_u32(c) % (uint32_t)(hi - lo + 1)); }
 
-float ck_uniform(ck *c, float lo, float hi) { return lo + (hi - lo) * ((float)(ck_u32(c) >> 8) * 0x1p-24f); }
+float ck_uniform(ck *c, float lo, float hi) { return sh_fill_uniform(&c->rng, lo, hi); }
 
-void ck_fill(ck *c, float *p, size_t n, float scale) {
-  for (size_t i = 0; i < n; i++) p[i] = ck_u32(c) % 32 == 0 ? 0 : ck_uniform(c, -scale, scale);
-}
+void ck_fill(ck *c, float *p, size_t n, float scale) { sh_fill_floats(&c->rng, p, n, scale); }
 
 enum { PAGE = 4096, FRONT = 64 };
 
@@ -93,35 +87,13 @@ bool ck_same_bits(const float *a, const float *b, size_t n) { return memcmp(a, b
 
 const char *ck_type_name(sh_dtype t) { return sh_dtype_name(t); }
 
-size_t ck_row_bytes(sh_dtype t, int64_t k) { return (size_t)(k / sh_dtype_block(t)) * (size_t)sh_dtype_block_bytes(t); }
-
-static void put16(uint8_t *p, uint16_t h) { memcpy(p, &h, 2); }
-
-/* Weights of about +-1 in every type; quantized blocks have any bits but for their scales. */
-static void fill_row(ck *c, sh_dtype t, uint8_t *p, int64_t k) {
-  int block = sh_dtype_block(t), bytes = sh_dtype_block_bytes(t);
-  for (int64_t i = 0; i < k / block; i++, p += bytes) {
-    float f = ck_uniform(c, -1, 1);
-    if (t == SH_F32) memcpy(p, &f, 4);
-    if (t == SH_F16) put16(p, sh_f32_to_f16(f));
-    if (t == SH_BF16) put16(p, sh_f32_to_bf16(f));
-    if (t == SH_F32 || t == SH_F16 || t == SH_BF16) continue;
-    for (int j = 0; j < bytes; j++) p[j] = (uint8_t)ck_u32(c);
-    if (t == SH_F8_E4M3 && (p[0] & 0x7f) == 0x7f) p[0] ^= 1; /* no NaN */
-    if (t == SH_Q8_0 || t == SH_IQ4_NL) put16(p, sh_f32_to_f16(f / 128));
-    if (t == SH_Q4_0) put16(p, sh_f32_to_f16(f / 8));
-    if (t == SH_Q4_1) put16(p, sh_f32_to_f16(f / 8)), put16(p + 2, sh_f32_to_f16(-f / 2));
-    if (t == SH_Q5_0) put16(p, sh_f32_to_f16(f / 16));
-    if (t == SH_Q5_1) put16(p, sh_f32_to_f16(f / 16)), put16(p + 2, sh_f32_to_f16(-f / 2));
-    if (t == SH_Q4_K) put16(p, sh_f32_to_f16(f / 512)), put16(p + 2, sh_f32_to_f16(f / 64));
-    if (t == SH_Q5_K) put16(p, sh_f32_to_f16(f / 1024)), put16(p + 2, sh_f32_to_f16(f / 64));
-    if (t == SH_Q6_K) put16(p + 208, sh_f32_to_f16(f / 4096));
-  }
-}
+size_t ck_row_bytes(sh_dtype t, int64_t k) { return sh_fill_row_bytes(t, k); }
 
 void ck_fill_weights(ck *c, sh_dtype t, uint8_t *p, size_t rows, size_t row_bytes, int64_t k) {
-  for (size_t r = 0; r < rows; r++) fill_row(c, t, p + r * row_bytes, k);
+  sh_fill_weights(&c->rng, t, p, rows, row_bytes, k);
 }
+
+static void put16(uint8_t *p, uint16_t h) { memcpy(p, &h, 2); }
 
 /* --- Matrices in every format */
 

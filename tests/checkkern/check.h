@@ -74,9 +74,6 @@ void ck_attention(ck *c);
 void ck_gdn(ck *c);
 void ck_backend(ck *c); /* through backend.h: chunks, pages, threads */
 
-int ck_bench(int threads, const char *only); /* 0, or negative when the backend could not be made */
-
-/* bench_peak_avx2.c: n rounds of 12 chains of 10 fma on eight lanes = n * 1920 floating-point operations. */
-float ck_peak_avx2(int64_t n);
+int ck_bench(int threads, const char *only); /* bench.c; 0, or negative when it could not measure */
 
 #endif

@@ -4,9 +4,6 @@ CHECKKERN := $(B)/tests/checkkern/checkkern
 CHECKKERN_OBJS := $(patsubst %.c,$(B)/%.o,$(sort $(wildcard tests/checkkern/*.c)))
 EXTRA_CHECKS += $(CHECKKERN)
 
-# the loop that measures the machine's fp32 peak needs the instructions it measures; it runs only where they exist
-$(B)/tests/checkkern/%_avx2.o: ISA := -mavx2 -mfma
-
 $(CHECKKERN): $(CHECKKERN_OBJS) $(B)/libsheng.a
 	$(CC) $(CFLAGS) $(BASEFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
 
