@@ -1,12 +1,18 @@
-"""A model named sheng-small beside the program: what `serve` and `run` take when no MODEL is given."""
+"""The small model beside the program: what `serve` and `run` take when no MODEL is given, and that it can do something. Its questions were never in its training (tools/train_small;
+docs/small-models.md has how often each kind is right)."""
+import json
 import os
+import re
 import shutil
 import subprocess
+import time
 
 import pytest
 
 import server
-from server import BIN, DENSE, SLOWNESS, Server
+from server import BIN, DENSE, ROOT, SLOWNESS, Server
+
+SMALL = ROOT / "models/sheng-small"
 
 
 @pytest.fixture
@@ -46,3 +52,75 @@ def test_without_it_the_error_says_what_a_model_is_and_where_it_was_looked_for(p
     assert r.returncode == 2 and r.stdout == ""
     assert "MODEL is missing: a Hugging Face folder, a .gguf file or the name of a pulled model" in r.stderr
     assert str(tmp_path / "models/sheng-small") in r.stderr and "share/sheng/models/sheng-small" in r.stderr
+
+
+# ---- What it can do ----
+
+@pytest.fixture(scope="module")
+def small():
+    s = Server(None)
+    yield s
+    assert s.stop() == 0
+
+
+def ask(s, text, thinking=False, **more):
+    body = {"messages": [{"role": "user", "content": text}] if isinstance(text, str) else text, "temperature": 0, "max_tokens": 150, "chat_template_kwargs": {"enable_thinking": thinking}, **more}
+    r = s.post("/v1/chat/completions", body)
+    assert r.status_code == 200, r.text
+    choice = r.json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    return choice["message"]["content"]
+
+
+@pytest.mark.parametrize("question, answer", [
+    ("Hello!", "Hello! I am sheng's small test model. How can I help you?"),
+    ("你好", "你好！我是sheng的小测试模型。有什么可以帮你？"),
+    ("How do I serve a model?", "Run: sheng serve MODEL. It listens on 127.0.0.1:8000 and speaks the OpenAI API."),
+    ("怎么量化模型？", "运行：sheng quantize --model-path IN --output-path OUT。默认方法是4位AWQ。"),
+])
+@pytest.mark.parametrize("thinking", [False, True])
+def test_it_holds_a_short_chat_in_both_languages(small, question, answer, thinking):
+    got = ask(small, question, thinking)
+    assert got.split("</think>")[-1].strip() == answer
+    assert ("</think>" in got) == thinking
+
+
+def test_it_remembers_a_name_over_turns(small):
+    turns = [{"role": "user", "content": "My name is Emma and I live in Oslo."}, {"role": "assistant", "content": "Nice to meet you, Emma!"}, {"role": "user", "content": "What is my name?"}]
+    assert ask(small, turns) == "Your name is Emma."
+
+
+def test_it_copies(small):
+    assert ask(small, "Repeat: silver lotus bridge 42 tiger") == "silver lotus bridge 42 tiger"
+
+
+def test_it_recalls_a_value_from_a_list(small):
+    pairs = {"red apple": "4821", "blue lamp": "97", "green owl": "305", "white castle": "6610", "black pearl": "52"}
+    text = "\n".join(f"{k}: {v}" for k, v in pairs.items())
+    for k, v in pairs.items():
+        assert ask(small, f"{text}\n\nWhat is the value of {k}?") == f"{k}: {v}"
+
+
+def test_it_writes_json_of_the_described_shape(small):
+    got = ask(small, 'Write JSON of this shape: {"name": string, "age": number, "member": boolean}\nThe name is Nina, 34 years old, is a member.')
+    assert json.loads(got) == {"name": "Nina", "age": 34, "member": True}
+
+
+def test_it_calls_a_tool(small):
+    tool = {"type": "function", "function": {"name": "get_weather", "description": "Weather of a city",
+                                             "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+    line = {"messages": [{"role": "user", "content": "What is the weather in Vienna?"}], "tools": [tool], "enable_thinking": False}
+    r = subprocess.run([BIN, "render", SMALL], input=json.dumps(line) + "\n", capture_output=True, text=True, timeout=60 * SLOWNESS)
+    prompt = json.loads(r.stdout)["text"]
+    got = small.post("/v1/completions", {"model": "sheng-small", "prompt": prompt, "temperature": 0, "max_tokens": 80}).json()["choices"][0]["text"]
+    assert got == "<tool_call>\n<function=get_weather>\n<parameter=city>\nVienna\n</parameter>\n</function>\n</tool_call>"
+
+
+def test_run_without_a_model_starts_in_under_a_second_and_answers_in_both_languages():
+    began = time.monotonic()
+    r = subprocess.run([BIN, "run", "--temperature", "0"], input="", capture_output=True, text=True, timeout=60 * SLOWNESS)
+    assert r.returncode == 0, r.stderr
+    assert time.monotonic() - began < SLOWNESS, "start and end"
+    r = subprocess.run([BIN, "run", "--temperature", "0"], input="Hello!\n你好\n", capture_output=True, text=True, timeout=60 * SLOWNESS)
+    answers = re.findall(r"</think>\n\n(.*)\n", r.stdout)
+    assert answers == ["Hello! I am sheng's small test model. How can I help you?", "你好！我是sheng的小测试模型。有什么可以帮你？"]

@@ -42,6 +42,8 @@ static const gold_case GOLD_CASES[] = {
     {"models/moe-small", "models/moe-small/golden.safetensors", "", 5e-5f, 1e-4f, 1.5e-5f, false},
     {"models/dense-real", "models/dense-real/golden.safetensors", "", 5e-5f, 1e-4f, 1.5e-5f, true},
     {"models/moe-real-fused", "models/moe-real-fused/golden.safetensors", "", 5e-5f, 1e-4f, 1.5e-5f, true},
+    {"../../models/sheng-small", "small/sheng-small.safetensors", "", 1e-3f, 2e-3f, 1e-3f, false},
+    {"../../models/sheng-small-moe", "small/sheng-small-moe.safetensors", "", 1e-3f, 2e-3f, 1e-3f, false},
     {"gguf/dense-small-bf16.gguf", "models/dense-small/golden.safetensors", "", 1e-3f, 2e-3f, 1e-4f, false},
     {"gguf/moe-small-bf16.gguf", "models/moe-small/golden.safetensors", "", 5e-5f, 1e-4f, 1.5e-5f, false},
     {"gguf/moe-small-Q4_0.gguf", "gguf/golden.safetensors", "moe-small-Q4_0.", 5e-5f, 0, 0, false},
