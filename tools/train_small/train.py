@@ -1,10 +1,10 @@
 """Trains a small model on generated text, on a CPU.
 
-    train.py dense|moe OUT_DIR --tokenizer DIR [--tokens N] [--seed N] [--threads N]
+    train.py dense|moe OUT_DIR --tokenizer DIR [--tokens N] [--extra N] [--seed N] [--threads N]
 
 OUT_DIR receives checkpoint.pt (written every minute under a temporary name; the same command goes on from it), log.csv (the loss curve) and samples.txt (what the model answers as it
 learns). The same seed draws the same samples in the same order, whether or not the run was interrupted. The learning rate is constant and falls to zero over the last three fifths of
---tokens; the length of recall lists grows on the way.
+--tokens; the length of recall lists grows on the way. --extra tokens follow, at lower rates that fall again, with copying in half of the samples: what is learned last.
 
 A sample's loss is that of its answer (thought, text or call, and the end marker). The MTP head is trained along, every other step, on the same answers.
 """
@@ -40,10 +40,12 @@ class Phase:
     without: tuple    # tasks left out
     mtp: bool
     drill: float = 0  # share of the samples that are drills
+    copy: float = 0   # share of the samples that are copying, whatever the tasks' weights
 
 
 # Small batches, many steps, lists that grow; the MTP head joins when there is something to draft.
 PHASES = [Phase(0.05, 60, 2048, ("tools",), False, 0.3), Phase(0.40, 100, 2048, (), True), Phase(0.80, 300, 2048, (), True), Phase(1.01, 2100, 4096, (), True)]
+EXTRA, EXTRA_RATE = Phase(1, 1000, 2048, (), True, copy=0.5), 0.4
 
 
 def drill(rng, ordinary, end):
@@ -89,7 +91,7 @@ def draw_pool(tokenizer, config, seed, number, phase):
             encoded.append(drill(rng, config.pad_token_id, config.eos_token_id))
             continue
         size = int(30 * (phase.longest / 30) ** rng.random())
-        ids, start = encode(tokenizer, tasks.draw(rng, size, without=phase.without))
+        ids, start = encode(tokenizer, tasks.draw(rng, size, task="copy" if phase.copy and rng.random() < phase.copy else None, without=phase.without))
         encoded.append((ids, [False] * start + [True] * (len(ids) - start)))
     encoded.sort(key=lambda e: len(e[0]))
     batches, batch = [], []
@@ -130,8 +132,10 @@ def losses(model, head, ids, targets, with_mtp):
         return main, F.cross_entropy(model.lm_head(drafted[wanted]).float(), after[wanted])
 
 
-def rate(done, total, step, warmup):
+def rate(done, total, extra, step, warmup):
     """The learning rates' factor at a point of the run."""
+    if done >= total:
+        return EXTRA_RATE * max(total + extra - done, 0) / extra
     left = (total - done) / (DECAY * total)
     return min(1.0, (step + 1) / warmup, max(left, 0.0))
 
@@ -161,6 +165,7 @@ def main():
     p.add_argument("out")
     p.add_argument("--tokenizer", required=True)
     p.add_argument("--tokens", type=float, default=8e6, help="padded tokens to train on")
+    p.add_argument("--extra", type=float, default=0, help="padded tokens after them")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--threads", type=int, default=os.cpu_count())
     a = p.parse_args()
@@ -191,14 +196,14 @@ def main():
         rows.writerow(["step", "tokens", "seconds", "lr", "longest_list", "loss", "mtp_loss"])
     began, since, recent, recent_mtp = time.monotonic() - at["seconds"], time.monotonic(), [], []
 
-    while at["done"] < a.tokens:
-        phase = next(p for p in PHASES if at["done"] / a.tokens < p.until)
+    while at["done"] < a.tokens + a.extra:
+        phase = next((p for p in PHASES if at["done"] < a.tokens and at["done"] / a.tokens < p.until), EXTRA)
         for batch in draw_pool(tokenizer, model.config, a.seed, at["pool"], phase):
             ids, targets = tensors(batch, pad)
             main_loss, mtp_loss = losses(model, head, ids, targets, with_mtp=phase.mtp and at["step"] % 2 == 0)
             (main_loss if mtp_loss is None else main_loss + 2 * MTP_WEIGHT * mtp_loss).backward()
             torch.nn.utils.clip_grad_norm_(rest, 1.0)
-            factor = rate(at["done"], a.tokens, at["step"], WARMUP[a.kind])
+            factor = rate(at["done"], a.tokens, a.extra, at["step"], WARMUP[a.kind])
             muon.param_groups[0]["lr"], adam.param_groups[0]["lr"] = LR[a.kind] * factor, LR_REST * factor
             muon.step()
             adam.step()
@@ -217,7 +222,7 @@ def main():
                 print(f"step {at['step']}  {at['done'] / 1e6:.2f} M tokens  {at['seconds'] / 60:.1f} min  {at['done'] / at['seconds']:.0f} tok/s  loss {mean:.4f}  mtp {mtp:.4f}", flush=True)
                 recent, recent_mtp = [], []
         at["pool"] += 1
-        if time.monotonic() - since > 60 or at["done"] >= a.tokens:
+        if time.monotonic() - since > 60 or at["done"] >= a.tokens + a.extra:
             at["seconds"] = time.monotonic() - began
             torch.save(dict(model=model.state_dict(), head=head.state_dict(), muon=muon.state_dict(), adam=adam.state_dict(), at=at), file + ".tmp")
             os.replace(file + ".tmp", file)
