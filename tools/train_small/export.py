@@ -62,6 +62,7 @@ def main():
     os.makedirs(out, exist_ok=True)
     stored = tensors(model, head)
     save_file(stored, f"{out}/model.safetensors", metadata={"format": "pt"})
+    os.chmod(f"{out}/model.safetensors", 0o644)
     with open(f"{out}/config.json", "w") as f:
         json.dump(config(model, kind), f, indent=1)
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):

@@ -5,6 +5,7 @@
 The tensors are those of tests/golden/README.md: prompt.N [T], logits.N f32 [T, V], hidden.2.L f32 [T, H] after layer L, greedy.N 48 tokens (end tokens ignored) with margin.N, and
 mtp_logits.N f32 [T, V] (row i drafts token i+2; the last row uses greedy token 0).
 """
+import os
 import sys
 
 import torch
@@ -50,7 +51,9 @@ def main():
         drafted = ref.head(model.model, trunk.last_hidden_state, model.model.embed_tokens(seq[:, 1:ids.shape[1] + 1]))
         gold[f"mtp_logits.{i}"] = model.lm_head(drafted)[0].contiguous()
         print(i, ids.shape[1], repr(tokenizer.decode(tokens)[:120]), f"smallest margin {min(margins):.4f}")
+    os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
     save_file(gold, out)
+    os.chmod(out, 0o644)
 
 
 main()

@@ -4,7 +4,7 @@
 
 OUT_DIR receives checkpoint.pt (written every minute under a temporary name; the same command goes on from it), log.csv (the loss curve) and samples.txt (what the model answers as it
 learns). The same seed draws the same samples in the same order, whether or not the run was interrupted. The learning rate is constant and falls to zero over the last three fifths of
---tokens; the length of recall lists grows on the way. --extra tokens follow, at lower rates that fall again, with copying in half of the samples: what is learned last.
+--tokens; the length of recall lists grows on the way. --extra tokens follow, at lower rates that fall again, with more copying and recall: what is learned last.
 
 A sample's loss is that of its answer (thought, text or call, and the end marker). The MTP head is trained along, every other step, on the same answers.
 """
@@ -40,12 +40,12 @@ class Phase:
     without: tuple    # tasks left out
     mtp: bool
     drill: float = 0  # share of the samples that are drills
-    copy: float = 0   # share of the samples that are copying, whatever the tasks' weights
+    more: tuple = ()  # (task, share) pairs: samples that are of a task whatever the tasks' weights
 
 
 # Small batches, many steps, lists that grow; the MTP head joins when there is something to draft.
 PHASES = [Phase(0.05, 60, 2048, ("tools",), False, 0.3), Phase(0.40, 100, 2048, (), True), Phase(0.80, 300, 2048, (), True), Phase(1.01, 2100, 4096, (), True)]
-EXTRA, EXTRA_RATE = Phase(1, 1000, 2048, (), True, copy=0.5), 0.4
+EXTRA, EXTRA_RATE = Phase(1, 1000, 2048, (), True, more=(("copy", 0.4), ("recall", 0.2))), 0.4
 
 
 def drill(rng, ordinary, end):
@@ -91,7 +91,8 @@ def draw_pool(tokenizer, config, seed, number, phase):
             encoded.append(drill(rng, config.pad_token_id, config.eos_token_id))
             continue
         size = int(30 * (phase.longest / 30) ** rng.random())
-        ids, start = encode(tokenizer, tasks.draw(rng, size, task="copy" if phase.copy and rng.random() < phase.copy else None, without=phase.without))
+        task = rng.choices([*(t for t, _ in phase.more), None], [*(w for _, w in phase.more), 1 - sum(w for _, w in phase.more)])[0] if phase.more else None
+        ids, start = encode(tokenizer, tasks.draw(rng, size, task=task, without=phase.without))
         encoded.append((ids, [False] * start + [True] * (len(ids) - start)))
     encoded.sort(key=lambda e: len(e[0]))
     batches, batch = [], []
