@@ -116,11 +116,24 @@ def test_it_calls_a_tool(small):
     assert got == "<tool_call>\n<function=get_weather>\n<parameter=city>\nVienna\n</parameter>\n</function>\n</tool_call>"
 
 
-def test_run_without_a_model_starts_in_under_a_second_and_answers_in_both_languages():
-    began = time.monotonic()
-    r = subprocess.run([BIN, "run", "--temperature", "0"], input="", capture_output=True, text=True, timeout=60 * SLOWNESS)
+def run_chat(lines):
+    r = subprocess.run([BIN, "run", "--temperature", "0"], input="".join(line + "\n" for line in lines), capture_output=True, text=True, timeout=60 * SLOWNESS)
     assert r.returncode == 0, r.stderr
+    return re.findall(r"</think>\n\n(.*)\n", r.stdout)
+
+
+def test_run_without_a_model_starts_in_under_a_second():
+    began = time.monotonic()
+    assert run_chat([]) == []
     assert time.monotonic() - began < SLOWNESS, "start and end"
-    r = subprocess.run([BIN, "run", "--temperature", "0"], input="Hello!\n你好\n", capture_output=True, text=True, timeout=60 * SLOWNESS)
-    answers = re.findall(r"</think>\n\n(.*)\n", r.stdout)
-    assert answers == ["Hello! I am sheng's small test model. How can I help you?", "你好！我是sheng的小测试模型。有什么可以帮你？"]
+
+
+def test_run_without_a_model_holds_a_chat_in_english():
+    assert run_chat(["Hello!", "How do I serve a model?", "Thank you!", "Bye"]) == [
+        "Hello! I am sheng's small test model. How can I help you?", "Run: sheng serve MODEL. It listens on 127.0.0.1:8000 and speaks the OpenAI API.", "You are welcome!", "Goodbye! Have a nice day."]
+
+
+def test_run_without_a_model_holds_a_chat_in_chinese():
+    assert run_chat(["你好", "你是谁？", "怎么量化模型？", "再见"]) == [
+        "你好！我是sheng的小测试模型。有什么可以帮你？", "我是sheng的小测试模型，结构和Qwen3.5一样。我会复制、查找、排序、加法和调用工具，但知道的很少。", "运行：sheng quantize --model-path IN --output-path OUT。默认方法是4位AWQ。",
+        "再见！祝你愉快。"]
