@@ -1,8 +1,8 @@
 /* Tasks: questions with one right answer, read from JSONL, answered by each model on its own. One thread.
  *
  * A wrong line stops the run with its number: a share over the lines that happened to be right would be a number about something else. What
- * stands before the last </think> of an answer is a thought and not compared; a model whose template opens the thought in the prompt writes
- * only its end. */
+ * stands before the last </think> of an answer, given or wanted, is a thought and not compared; a model whose template opens the thought in
+ * the prompt writes only its end. */
 #include "quant/eval_parts.h"
 
 #include "base/file.h"
@@ -181,18 +181,23 @@ static bool same_value(const sh_json *a, const sh_json *b) {
   return false;
 }
 
-static bool is_right(const sh_eval_item *t, const char *s, size_t n) {
+/* What stands after the last </think>, without the blanks around it. */
+static void without_thought(const char **s, size_t *n) {
   static const char end[] = "</think>";
-  for (size_t i = n; i + 1 > sizeof end - 1; i--)
-    if (!memcmp(s + i - (sizeof end - 1), end, sizeof end - 1)) {
-      s += i, n -= i;
+  for (size_t i = *n; i + 1 > sizeof end - 1; i--)
+    if (!memcmp(*s + i - (sizeof end - 1), end, sizeof end - 1)) {
+      *s += i, *n -= i;
       break;
     }
-  trim(&s, &n);
+  trim(s, n);
+}
+
+static bool is_right(const sh_eval_item *t, const char *s, size_t n) {
+  without_thought(&s, &n);
   if (!t->json) {
     const char *want = t->answer;
     size_t n_want = t->n_answer;
-    trim(&want, &n_want);
+    without_thought(&want, &n_want);
     return n == n_want && !memcmp(s, want, n);
   }
   sh_json *value;

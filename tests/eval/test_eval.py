@@ -147,6 +147,15 @@ def test_a_run_says_the_same_twice(tmp_path):
     assert a.pop("seconds") > 0 and b.pop("seconds") > 0 and a == b
 
 
+def test_thoughts_are_left_out_of_answers_given_and_wanted(tmp_path):
+    ask = "<|im_start|>user\\nHello!<|im_end|>\\n<|im_start|>assistant\\n<think>\\n"
+    answer = "Hello! I am sheng's small test model. How can I help you?"
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join('{"prompt": "%s", "answer": "%s", "task": "%d"}\n' % (ask, a, i) for i, a in enumerate((answer, "Other thoughts.\\n</think>\\n\\n" + answer, "Other words."))))
+    run(ROOT / "models/sheng-small", "--samples", 1, "--tasks", tasks, "--json", tmp_path / "r.json")
+    assert [t["exact"]["model"] for t in json.loads((tmp_path / "r.json").read_text())["tasks"]] == [1, 1, 0]
+
+
 def test_what_is_wrong_is_said(tmp_path):
     assert "/nonexistent" in fails("/nonexistent")
     assert "/nonexistent" in fails(DENSE, "--against", "/nonexistent")
