@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -247,6 +248,24 @@ void sh_map_sparse(const void *p, size_t n, bool on) { advise(p, n, on ? MADV_RA
 
 /* --- Paths ---------------------------------------------------------------------------------------------------------------------------- */
 
+int64_t sh_file_room(const char *path) {
+  struct statvfs v;
+  char *at = sh_strdup(path);
+  int64_t room = -1;
+  while (at) {
+    if (statvfs(at, &v) == 0) {
+      room = (int64_t)v.f_bavail * (int64_t)v.f_frsize;
+      break;
+    }
+    char *slash = strrchr(at, '/');
+    if (errno != ENOENT || (slash && slash == at && !at[1]) || strcmp(at, ".") == 0) break;
+    if (!slash) memcpy(at, ".", 2);
+    else slash[slash == at] = 0;
+  }
+  sh_free(at);
+  return room;
+}
+
 bool sh_file_exists(const char *path) {
   struct stat st;
   return stat(path, &st) == 0 && !S_ISDIR(st.st_mode);
@@ -364,9 +383,14 @@ fail:
 }
 
 int sh_file_out_write(sh_file_out *o, const void *p, size_t n, sh_error *e) {
-  if (write_all(o->private_fd, p, n) == 0) return 0;
+  if (write_all(o->private_fd, p, n) == 0) {
+    o->private_bytes += n;
+    return 0;
+  }
   return sh_fail(e, SH_ERR_IO, "%s: cannot write %zu bytes: %s", o->private_path, n, strerror(errno));
 }
+
+uint64_t sh_file_out_bytes(const sh_file_out *o) { return o->private_bytes; }
 
 int sh_file_out_commit(sh_file_out *o, sh_error *e) {
   int err = o->private_tmp && fsync(o->private_fd) != 0 ? errno : 0;

@@ -36,6 +36,8 @@ bool sh_map_in_memory(const void *p);                       /* whether p's file 
  * of a bare crash. Call once at start. */
 void sh_map_guard_install(void);
 
+/* Bytes that may be written where `path` is or will be (the nearest folder of it that is there); -1: unknown. */
+int64_t sh_file_room(const char *path);
 bool sh_file_exists(const char *path);
 bool sh_dir_exists(const char *path);
 /* "dir/name", allocated (sh_free). name absolute: a copy of name. */
@@ -49,9 +51,11 @@ typedef struct sh_file_out {
   char *private_path, *private_tmp; /* owned; tmp NULL: written to directly */
   int private_fd;
   bool private_open;
+  uint64_t private_bytes;
 } sh_file_out;
 int sh_file_out_open(sh_file_out *o, const char *path, sh_error *e);
 int sh_file_out_write(sh_file_out *o, const void *p, size_t n, sh_error *e);
+uint64_t sh_file_out_bytes(const sh_file_out *o); /* written so far */
 int sh_file_out_commit(sh_file_out *o, sh_error *e);
 void sh_file_out_abandon(sh_file_out *o); /* accepts a zeroed or committed struct */
 /* All of that for bytes in memory. */

@@ -9,6 +9,7 @@
 #include "cli/logits.h"
 #include "cli/quantize.h"
 #include "cli/run.h"
+#include "cli/synth.h"
 #include "ops/inspect.h"
 #include "ops/pull.h"
 #include "ops/small_model.h"
@@ -46,6 +47,8 @@ const sh_cli_command sh_cli_commands[] = {
      sh_cmd_logits_options},
     {"eval", "MODEL [--against REF] [options]", sh_cmd_eval, "how good a model is, and how near to another", sh_cmd_eval_options},
     {"bench", "MODE [options]", sh_cmd_bench, "measure this machine, a model on it, or a server under load", NULL},
+    {"synth", "SHAPE --format FORMAT OUT [options]", sh_cmd_synth, "make a random checkpoint of a released shape, to measure speed with",
+     sh_cmd_synth_options},
     {"version", "", sh_cmd_version, "print the version", NULL},
     {"help", "[COMMAND | --markdown]", sh_cmd_help, "this text, a command's options, or the docs page", NULL},
     {0},

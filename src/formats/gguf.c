@@ -532,6 +532,13 @@ void sh_gguf_close(sh_gguf *g) {
 
 /* --- Reading */
 
+int sh_gguf_type_of(sh_dtype t) {
+  for (int i = 0; i < (int)N_TYPES; i++) {
+    if (TYPES[i].name && TYPES[i].type == t && t != SH_OTHER) return i;
+  }
+  return -1;
+}
+
 int sh_gguf_count(const sh_gguf *g) { return g->count; }
 
 const sh_ftensor *sh_gguf_at(const sh_gguf *g, int i) { return i >= 0 && i < g->count ? &g->tensors[i] : NULL; }

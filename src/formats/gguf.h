@@ -8,6 +8,9 @@
 
 typedef struct sh_gguf sh_gguf;
 
+/* The number under which a file names a type of weights; -1: it cannot hold it. */
+int sh_gguf_type_of(sh_dtype t);
+
 /* Opens one file; for a split file (split.count > 1) also its siblings. Caller frees with sh_gguf_close. */
 int sh_gguf_open(sh_gguf **out, const char *path, sh_error *e);
 void sh_gguf_close(sh_gguf *g);

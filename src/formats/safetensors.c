@@ -319,17 +319,23 @@ static int write_header(sh_buf *b, const sh_ftensor *const *order, int n) {
   return 0;
 }
 
-static int write_file(const char *path, const sh_buf *head, const sh_ftensor *const *order, int n, sh_error *e) {
+typedef struct supply {
+  sh_tensor_source source; /* NULL: the tensors' own data */
+  void *ctx;
+} supply;
+
+static int write_file(const char *path, const sh_buf *head, const sh_ftensor *const *order, int n, const supply *s, sh_error *e) {
   sh_file_out o;
   int rc = sh_file_out_open(&o, path, e);
   if (!rc) rc = sh_file_out_write(&o, head->p, head->len, e);
-  for (int i = 0; i < n && !rc; i++) rc = sh_file_out_write(&o, order[i]->data, order[i]->bytes, e);
+  for (int i = 0; i < n && !rc; i++) rc = sh_ftensor_write(order[i], s->source, s->ctx, &o, e);
   if (!rc) rc = sh_file_out_commit(&o, e);
   sh_file_out_abandon(&o);
   return rc;
 }
 
-int sh_st_write(const char *path, const sh_ftensor *t, int n, sh_error *e) {
+int sh_st_write_from(const char *path, const sh_ftensor *t, int n, sh_tensor_source source, void *ctx, sh_error *e) {
+  const supply s = {source, ctx};
   int rc = check_writable(t, n, e);
   if (rc) return rc;
   sh_buf head;
@@ -340,9 +346,11 @@ int sh_st_write(const char *path, const sh_ftensor *t, int n, sh_error *e) {
     for (int i = 0; i < n; i++) order[i] = &t[i];
     qsort(order, (size_t)n, sizeof *order, by_size);
     rc = write_header(&head, order, n);
-    rc = rc ? sh_fail(e, rc, "%s: the header of %d tensors is too large", path, n) : write_file(path, &head, order, n, e);
+    rc = rc ? sh_fail(e, rc, "%s: the header of %d tensors is too large", path, n) : write_file(path, &head, order, n, &s, e);
   }
   sh_free(order);
   sh_buf_free(&head);
   return rc;
 }
+
+int sh_st_write(const char *path, const sh_ftensor *t, int n, sh_error *e) { return sh_st_write_from(path, t, n, NULL, NULL, e); }

@@ -19,5 +19,7 @@ size_t sh_st_bytes(const sh_st *s);                       /* of the whole file *
 
 /* Writes tensors (name, type, dims, data, bytes filled in) to a new file, atomically by rename; data 8-byte aligned. */
 int sh_st_write(const char *path, const sh_ftensor *t, int n, sh_error *e);
+/* The same with tensors whose bytes come from a source (data is not looked at), in the file's order: falling size of an element. */
+int sh_st_write_from(const char *path, const sh_ftensor *t, int n, sh_tensor_source source, void *ctx, sh_error *e);
 
 #endif

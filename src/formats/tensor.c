@@ -35,3 +35,13 @@ int64_t sh_ftensor_count(const sh_ftensor *t) {
   for (int i = 0; i < t->n_dims; i++) n *= t->dims[i];
   return n;
 }
+
+int sh_ftensor_write(const sh_ftensor *t, sh_tensor_source source, void *ctx, sh_file_out *o, sh_error *e) {
+  if (!source) return sh_file_out_write(o, t->data, t->bytes, e);
+  uint64_t before = sh_file_out_bytes(o);
+  int rc = source(ctx, t, o, e);
+  uint64_t got = sh_file_out_bytes(o) - before;
+  if (!rc && got != t->bytes)
+    rc = sh_fail(e, SH_ERR_INTERNAL, "tensor %s has %zu bytes, and %llu were written", t->name, t->bytes, (unsigned long long)got);
+  return rc;
+}

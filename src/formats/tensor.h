@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/file.h"
+
 typedef enum sh_dtype {
   SH_F32,
   SH_F16,
@@ -70,5 +72,10 @@ typedef struct sh_wview {
 } sh_wview;
 
 int64_t sh_ftensor_count(const sh_ftensor *t); /* elements */
+
+/* Where a writer of files gets a tensor that is not in memory: appends its bytes to o, all of them, in order. t: the caller's own. */
+typedef int (*sh_tensor_source)(void *ctx, const sh_ftensor *t, sh_file_out *o, sh_error *e);
+/* Appends t's bytes: those at its data, or with a source what that gives, which must be as many (SH_ERR_INTERNAL). */
+int sh_ftensor_write(const sh_ftensor *t, sh_tensor_source source, void *ctx, sh_file_out *o, sh_error *e);
 
 #endif

@@ -16,13 +16,11 @@
 #include "ops/pull_show.h"
 #include "ops/pull_store.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 enum { SPARE_BYTES = 64 << 20, MAX_COMMAND = 8192 };
@@ -155,29 +153,10 @@ static int look(pull *p, sh_pjob *j, sh_error *e) {
   return SH_OK;
 }
 
-/* Room where dir is or will be; -1: unknown. */
-static int64_t free_bytes(const char *dir) {
-  struct statvfs v;
-  char *path = sh_strdup(dir);
-  int64_t room = -1;
-  while (path) {
-    if (statvfs(path, &v) == 0) {
-      room = (int64_t)v.f_bavail * (int64_t)v.f_frsize;
-      break;
-    }
-    char *slash = strrchr(path, '/');
-    if (errno != ENOENT || (slash && slash == path && !path[1]) || strcmp(path, ".") == 0) break;
-    if (!slash) memcpy(path, ".", 2);
-    else slash[slash == path] = 0;
-  }
-  sh_free(path);
-  return room;
-}
-
 static int print_plan(pull *p, sh_error *e) {
   static const char *const states[] = {"", "  (is there, will be checked)", "", "  (is there)", ""};
   char size[32], missing[32], room_text[32];
-  int64_t room = free_bytes(p->dir);
+  int64_t room = sh_file_room(p->dir);
   fprintf(stderr, "%s %s%s%.12s from %s\n", p->o->name, p->revision, p->list.commit[0] ? " = " : "", p->list.commit, p->hub.endpoint);
   for (int i = 0; i < p->n; i++)
     fprintf(stderr, "  %10s  %s%s\n", sh_format_size(p->jobs[i].f.remote->size, size), p->jobs[i].f.remote->path,

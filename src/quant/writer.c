@@ -85,7 +85,7 @@ void sh_qw_remove(const sh_qwriter *w, bool (*is)(const char *name)) {
 int sh_qwriter_kept(const sh_qwriter *w, int rc, sh_error *e) {
   if (rc != SH_ERR_IO || !e) return rc;
   sh_error first = *e;
-  return sh_fail(e, rc, "%s; what is done is kept in %s: make room or mend that, and go on with --resume", first.text, w->dir);
+  return sh_fail(e, rc, "%s; what is done is kept in %s: make room or mend that, and %s", first.text, w->dir, w->go_on);
 }
 
 /* --- The plan: which parts make a shard */
@@ -169,7 +169,7 @@ static bool is_finished(const sh_qwriter *w) {
 static int check_existing(sh_qwriter *w, bool resume, sh_error *e) {
   char name[NAME_MAX + 1];
   if (!sh_dir_exists(w->out)) return sh_fail(e, SH_ERR_ARG, "%s is there and is not a folder; name a folder that is not there yet", w->out);
-  if (same_folder(w->out, sh_ckpt_path(w->source)))
+  if (w->source && same_folder(w->out, sh_ckpt_path(w->source)))
     return sh_fail(e, SH_ERR_ARG, "%s is the model itself; name another folder for the result", w->out);
   if (resume && is_finished(w)) {
     w->whole = w->report;
@@ -398,11 +398,15 @@ int sh_qw_write_shard(sh_qwriter *w, int shard, sh_error *e) {
 }
 
 int sh_qwriter_put(sh_qwriter *w, int part, const sh_ftensor *t, int n, sh_error *e) {
+  return sh_qwriter_put_from(w, part, t, n, NULL, NULL, e);
+}
+
+int sh_qwriter_put_from(sh_qwriter *w, int part, const sh_ftensor *t, int n, sh_tensor_source source, void *ctx, sh_error *e) {
   char name[SH_QW_NAME];
   if (part < 0 || part >= w->n_parts) return sh_fail(e, SH_ERR_INTERNAL, "part %d of %d", part, w->n_parts);
   if (w->done[part]) return 0;
   char *path = sh_path_join(w->dir, part_name(part, name));
-  int rc = path ? sh_st_write(path, t, n, e) : no_memory(e);
+  int rc = path ? sh_st_write_from(path, t, n, source, ctx, e) : no_memory(e);
   sh_free(path);
   if (rc) return sh_qwriter_kept(w, rc, e);
   w->done[part] = true;
@@ -423,7 +427,8 @@ int sh_qwriter_open(sh_qwriter **out, const sh_qwriter_opts *o, sh_error *e) {
   w->source = o->source;
   w->report = o->report;
   w->bytes = o->bytes;
-  int rc = sh_dir_exists(sh_ckpt_path(o->source)) && !sh_ckpt_is_gguf(o->source)
+  w->go_on = o->go_on ? o->go_on : "go on with --resume";
+  int rc = !o->source || (sh_dir_exists(sh_ckpt_path(o->source)) && !sh_ckpt_is_gguf(o->source))
                ? 0
                : sh_fail(e, SH_ERR_UNSUPPORTED, "%s is a GGUF; a Hugging Face folder is wanted to make one of", sh_ckpt_path(o->source));
   if (!rc) rc = make_plan(w, o, e);

@@ -17,8 +17,8 @@ typedef struct sh_qwriter sh_qwriter;
 
 typedef struct sh_qwriter_opts {
   const char *path; /* OUT: must not exist, or be an empty folder */
-  const sh_ckpt
-      *source; /* a folder; its side files are copied (tokenizer, template, generation_config, vocab, merges, preprocessor, ...) */
+  const sh_ckpt *source; /* a folder; its side files are copied (tokenizer, template, generation_config, vocab, merges, preprocessor, ...).
+                            NULL: there is none, the side files are given to the finish */
   int n_parts; /* what sh_qwriter_put will be called for, 0 .. n_parts - 1 */
   const int64_t *
       bytes; /* [n_parts] estimated, borrowed until the close: decides which parts share a shard (at most shard_bytes, at least one part) */
@@ -28,6 +28,7 @@ typedef struct sh_qwriter_opts {
   bool report;         /* the job's file stays in OUT until sh_qwriter_forget: the caller adds a report to the folder at OUT */
   bool resume;         /* go on with OUT.partial if its job is the same (SH_ERR_ARG with what differs if not); false: one that is there is
                           SH_ERR_ARG, saying --resume or what to remove */
+  const char *go_on;   /* how one goes on after a failure, as messages say it; NULL: "go on with --resume" */
 } sh_qwriter_opts;
 
 /* Checks that the target can be written and that the disk has room for the sum of bytes (SH_ERR_IO, both numbers), locks OUT.partial
@@ -47,6 +48,8 @@ void sh_qwriter_forget(const char *out);            /* the report is there: OUT 
 bool sh_qwriter_has(const sh_qwriter *w, int part); /* done already, in this run or one before */
 /* Writes a part: names, types, dims, data and bytes filled in; data may lie in a map. */
 int sh_qwriter_put(sh_qwriter *w, int part, const sh_ftensor *t, int n, sh_error *e);
+/* The same with bytes from a source, as sh_st_write_from. */
+int sh_qwriter_put_from(sh_qwriter *w, int part, const sh_ftensor *t, int n, sh_tensor_source source, void *ctx, sh_error *e);
 /* config: text of the new config.json; card: of README.md. extra: further files [n_extra] (name, text), such as the evaluation's report. */
 typedef struct sh_qfile {
   const char *name, *text;

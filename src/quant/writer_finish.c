@@ -74,6 +74,7 @@ static int side_file(const sh_qwriter *w, const char *name, sh_error *e) {
 }
 
 static int copy_side_files(const sh_qwriter *w, sh_error *e) {
+  if (!w->source) return 0;
   const char *path = sh_ckpt_path(w->source);
   DIR *d = opendir(path);
   if (!d) return sh_fail(e, SH_ERR_IO, "%s: cannot list the folder: %s", path, strerror(errno));

@@ -8,7 +8,8 @@
 
 struct sh_qwriter {
   char *out, *dir; /* OUT and OUT.partial; owned */
-  const sh_ckpt *source;
+  const sh_ckpt *source; /* or NULL */
+  const char *go_on;
   char *job; /* text of the job's file, or its beginning while job_open; owned */
   size_t job_len;
   uint64_t plan;        /* which parts make a shard */
