@@ -81,7 +81,8 @@ def load_plain(folder, config):
 def load(folder, config):
     cls = getattr(transformers, config["architectures"][0])
     model, info = cls.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
-    assert not info["missing_keys"], f"transformers misses {sorted(info['missing_keys'])[:5]}"
+    missing = sorted(k for k in info["missing_keys"] if not k.startswith("model.visual."))  # no vision tower in the folder, none for text
+    assert not missing, f"transformers misses {missing[:5]}"
     return model.eval()
 
 
