@@ -24,5 +24,6 @@ int64_t sh_memory_available(void); /* bytes that can be taken without driving ot
 int64_t sh_now_ns(void);           /* monotonic */
 int64_t sh_unix_time(void);        /* seconds */
 int64_t sh_rss_bytes(void);        /* resident set of this process */
+int64_t sh_rss_peak_bytes(void);   /* the largest it has been, pages of mapped files included */
 
 #endif

@@ -11,6 +11,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -76,4 +77,9 @@ int64_t sh_rss_bytes(void) {
   text[n] = '\0';
   long long size, resident; /* pages */
   return sscanf(text, "%lld %lld", &size, &resident) == 2 ? (int64_t)resident * sysconf(_SC_PAGESIZE) : 0;
+}
+
+int64_t sh_rss_peak_bytes(void) {
+  struct rusage u;
+  return getrusage(RUSAGE_SELF, &u) == 0 ? (int64_t)u.ru_maxrss * 1024 : 0;
 }

@@ -370,11 +370,6 @@ static void give_back_pages(const run *u, const sh_qlayer *l) {
   }
 }
 
-static void note_peak(run *u) {
-  int64_t now = sh_rss_bytes();
-  if (now > u->r.peak_bytes) u->r.peak_bytes = now;
-}
-
 static int do_layer(run *u, int layer, sh_error *e) {
   sh_qlayer l;
   sh_ftensor *t;
@@ -383,12 +378,10 @@ static int do_layer(run *u, int layer, sh_error *e) {
   if (rc < 0) return rc;
   rc = refuse_layer(u, &l, e);
   if (rc == 0) rc = sh_qsearch_layer(&u->j, &l, e);
-  note_peak(u);
   if (rc == 0) rc = sh_qlayer_tensors(&l, &u->scheme, u->j.o->method == SH_QM_FOLD, &t, &n, e);
   if (rc == 0) rc = write_records(u, layer, e);
   rc = sh_qwriter_kept(u->out, rc, e);
   if (rc == 0) rc = sh_qwriter_put(u->out, layer, t, n, e);
-  note_peak(u);
   for (int i = 0; rc == 0 && i < n; i++) u->r.bytes += (int64_t)t[i].bytes;
   if (rc == 0 && u->j.stream) sh_qstream_drop(u->j.stream, layer);
   give_back_pages(u, &l);
@@ -727,7 +720,7 @@ int sh_quantizer_run(sh_quantizer *u, const sh_samples *calib, const char *says,
   if (rc == 0) rc = open_stream(u, e);
   if (rc == 0) rc = do_parts(u, e);
   if (rc == 0) rc = finish(u, e);
-  note_peak(u);
+  u->r.peak_bytes = sh_rss_peak_bytes();
   u->r.seconds = (double)(sh_now_ns() - u->began) * 1e-9;
   if (u->j.work.seconds > 0) u->r.search_gflops = u->j.work.flops / u->j.work.seconds * 1e-9;
   *r = u->r;

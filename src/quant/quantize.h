@@ -48,7 +48,7 @@ typedef struct sh_quantize_result {
   double bits_per_weight; /* of the quantized modules, scales and zero points included */
   double seconds;
   double search_gflops; /* GFLOP/s of the scale searches, rounding included; 0: none */
-  int64_t peak_bytes;   /* resident set, the largest seen after a layer */
+  int64_t peak_bytes;   /* the process's largest resident set until the end, mapped pages included */
 } sh_quantize_result;
 
 /* path: a Hugging Face folder with bf16, f16 or f32 weights. */

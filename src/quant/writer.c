@@ -373,6 +373,21 @@ static int open_parts(const sh_qwriter *w, int shard, opened *p, sh_error *e) {
   return 0;
 }
 
+/* A tensor's bytes, piece by piece; what lies in a map is given back behind it, or a copied shard would be resident twice. */
+static int put_pieces(void *ctx, const sh_ftensor *t, sh_file_out *o, sh_error *e) {
+  (void)ctx;
+  char path[SH_MAP_PATH];
+  const size_t piece = (size_t)32 << 20;
+  bool mapped = t->bytes > 0 && sh_map_path_of(t->data, path);
+  int rc = 0;
+  for (size_t at = 0, n; rc == 0 && at < t->bytes; at += n) {
+    n = t->bytes - at < piece ? t->bytes - at : piece;
+    rc = sh_file_out_write(o, t->data + at, n, e);
+    if (mapped) sh_map_drop(t->data + at, n);
+  }
+  return rc;
+}
+
 int sh_qw_write_shard(sh_qwriter *w, int shard, sh_error *e) {
   if (w->written[shard]) return 0;
   char name[SH_QW_NAME], part[SH_QW_NAME];
@@ -387,7 +402,7 @@ int sh_qw_write_shard(sh_qwriter *w, int shard, sh_error *e) {
   } else {
     char *path = sh_path_join(w->dir, name);
     rc = path ? open_parts(w, shard, &p, e) : no_memory(e);
-    if (!rc) rc = sh_st_write(path, p.t, p.count, e);
+    if (!rc) rc = sh_st_write_from(path, p.t, p.count, put_pieces, NULL, e);
     close_parts(&p);
     sh_free(path);
   }
@@ -406,7 +421,7 @@ int sh_qwriter_put_from(sh_qwriter *w, int part, const sh_ftensor *t, int n, sh_
   if (part < 0 || part >= w->n_parts) return sh_fail(e, SH_ERR_INTERNAL, "part %d of %d", part, w->n_parts);
   if (w->done[part]) return 0;
   char *path = sh_path_join(w->dir, part_name(part, name));
-  int rc = path ? sh_st_write_from(path, t, n, source, ctx, e) : no_memory(e);
+  int rc = path ? sh_st_write_from(path, t, n, source ? source : put_pieces, ctx, e) : no_memory(e);
   sh_free(path);
   if (rc) return sh_qwriter_kept(w, rc, e);
   w->done[part] = true;
