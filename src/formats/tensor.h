@@ -28,6 +28,9 @@ typedef enum sh_dtype {
   SH_I16,
   SH_I8, /* also weights: a signed byte each, scales beside them: w = s q */
   SH_U8, /* also weights: a byte each, scales and zero points beside them: w = s (q - z) */
+  SH_P4, /* integers of 4, 6 or 8 bits in panels of eight rows, scales in the panel (formats/panel.h); never in a file */
+  SH_P6,
+  SH_P8,
   SH_BOOL,
   SH_F64,   /* recognised in files; not weights of a matrix */
   SH_OTHER, /* recognised by name only (type_name says which); using it is SH_ERR_UNSUPPORTED */
@@ -69,6 +72,9 @@ typedef struct sh_wview {
   const uint8_t *zeros; /* SH_I4: one byte 0..16 per group, row r at zeros + r * zero_row_bytes; NULL: 8 everywhere. SH_U8: 0..255; 128 */
   size_t zero_row_bytes;
   const int32_t *perm; /* [cols] or NULL: stored column c multiplies input perm[c] (GPTQ act-order) */
+  /* SH_P4, SH_P6, SH_P8 only (formats/panel.h). data: panel p of rows [8 p, 8 p + 8) starts at data + p * 8 * row_bytes; scales, zeros are
+   * NULL. */
+  uint8_t panel_scales, panel_offset; /* sh_panel_scales, sh_panel_offset */
 } sh_wview;
 
 int64_t sh_ftensor_count(const sh_ftensor *t); /* elements */
