@@ -40,7 +40,8 @@ typedef struct sh_engine_options {
   int64_t memory_limit;           /* bytes; 0 = that of the cgroup or machine. For tests and tools */
   const char *dtype; /* "auto", "bfloat16", "float16", "float32": what the user asked; the CPU computes in float32 on the stored weights */
   const char *quantization;  /* NULL or the method the checkpoint must have */
-  bool exact;                /* float32 KV; the reference numbers */
+  bool exact;                /* float32 on the stored weights, float32 KV; the reference numbers */
+  const char *head;          /* what a head of floats is rounded to: NULL or "auto", "int4", "int6", "int8", "bf16"; not with exact */
   int64_t threads;           /* 0 = every usable core */
   const char *cpu;           /* NULL, "native", "avx2", "baseline" */
   int64_t step_ms;           /* target time of a step with prompt tokens; 0 = 100 */

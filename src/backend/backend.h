@@ -109,6 +109,9 @@ typedef struct sh_backend_ops {
   /* Borrows v->data (and v->name) until weight_free. Unsupported format: SH_ERR_UNSUPPORTED naming it. */
   int (*weight_bind)(sh_backend *be, const sh_wview *v, sh_weight **out, sh_error *e);
   void (*weight_free)(sh_backend *be, sh_weight *w);
+  /* Whether weights of a type can be bound; for types of formats/panel.h, that products with them are what default mode computes. NULL: no
+   * panels. */
+  bool (*takes)(sh_backend *be, sh_dtype type);
   /* For reports: the kernels that will multiply with v, "AVX2+FMA: dot to 7 rows, then gemm". Returns buf. */
   const char *(*weight_kernel)(sh_backend *be, const sh_wview *v, char *buf, size_t size);
 
@@ -144,6 +147,12 @@ typedef struct sh_backend_ops {
 struct sh_backend {
   const sh_backend_ops *ops;
 };
+
+/* Whether quantized weights shall be brought into panels for it. */
+static inline bool sh_backend_takes_panels(sh_backend *be) {
+  bool (*takes)(sh_backend *, sh_dtype) = be->ops->takes;
+  return takes && takes(be, SH_P4) && takes(be, SH_P6) && takes(be, SH_P8);
+}
 
 typedef struct sh_backend_opts {
   int threads;     /* 0 = every usable core */

@@ -181,7 +181,7 @@ static int reserve(bench *b, sh_error *e) {
 static int open_model(bench *b, sh_error *e) {
   const sh_bench_model_opts *o = b->o;
   const sh_backend_opts bo = {.threads = o->threads, .cpu = o->cpu};
-  const sh_repack_opts repack = {.cache_dir = o->cache_dir, .threads = o->threads};
+  const sh_repack_opts repack = {.panels = !o->exact, .cache_dir = o->cache_dir, .threads = o->threads};
   sh_backend *real;
   int rc = sh_ckpt_open(&b->ckpt, o->model, 0, e);
   if (rc == 0) rc = sh_backend_cpu_new(&real, &bo, e);

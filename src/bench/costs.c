@@ -7,16 +7,20 @@
 
 #include <math.h>
 
+#include "formats/panel.h"
+
 size_t sh_view_bytes(const sh_wview *v) {
   if (v->rows < 1) return 0; /* a matrix that the layer lacks */
   size_t rows = (size_t)v->rows, cols = (size_t)v->cols;
+  size_t order = v->perm ? cols * sizeof *v->perm : 0;
+  if (sh_dtype_is_panel(v->type)) return (size_t)sh_panel_count(v->rows) * SH_PANEL_ROWS * v->row_bytes + order;
   size_t n = rows * (cols / (size_t)sh_dtype_block(v->type)) * (size_t)sh_dtype_block_bytes(v->type);
   if (v->scales) {
     size_t groups = (cols + (size_t)v->group - 1) / (size_t)v->group, high = (size_t)v->scale_rows;
     n += (rows + high - 1) / high * groups * (size_t)sh_dtype_block_bytes(v->scale_type);
     if (v->zeros) n += rows * groups;
   }
-  return n + (v->perm ? cols * sizeof *v->perm : 0);
+  return n + order;
 }
 
 static bool is_integer(sh_dtype t) { return t != SH_F32 && t != SH_F16 && t != SH_BF16 && t != SH_F64 && t != SH_F8_E4M3; }

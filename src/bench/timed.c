@@ -17,7 +17,7 @@ typedef struct timed {
   int64_t ns[SH_TIMED_KINDS];
 } timed;
 
-_Static_assert(sizeof(sh_backend_ops) == 25 * sizeof(void *), "a call was added to or taken from sh_backend_ops: do the same here");
+_Static_assert(sizeof(sh_backend_ops) == 26 * sizeof(void *), "a call was added to or taken from sh_backend_ops: do the same here");
 
 /* The real backend's call, its time added to a kind; inside the head everything is the head's. */
 #define PASS(kind, call)                                                                                                                   \
@@ -69,6 +69,8 @@ static int timed_weight_bind(sh_backend *be, const sh_wview *v, sh_weight **out,
 }
 
 static void timed_weight_free(sh_backend *be, sh_weight *w) { REAL(be)->ops->weight_free(REAL(be), w); }
+
+static bool timed_takes(sh_backend *be, sh_dtype type) { return REAL(be)->ops->takes && REAL(be)->ops->takes(REAL(be), type); }
 
 static const char *timed_weight_kernel(sh_backend *be, const sh_wview *v, char *buf, size_t size) {
   return REAL(be)->ops->weight_kernel(REAL(be), v, buf, size);
@@ -139,6 +141,7 @@ static const sh_backend_ops OPS = {
     .tensor_read = timed_tensor_read,
     .weight_bind = timed_weight_bind,
     .weight_free = timed_weight_free,
+    .takes = timed_takes,
     .weight_kernel = timed_weight_kernel,
     .cache_new = timed_cache_new,
     .cache_free = timed_cache_free,

@@ -14,13 +14,13 @@
 enum { MAX_OUT = 256 << 20, MAX_COMPARE = 64 };
 
 typedef struct options {
-  const char *against, *text, *tasks, *json, *csv, *report, *cpu, *cache_dir;
+  const char *against, *text, *tasks, *json, *csv, *report, *cpu, *cache_dir, *head;
   sh_strlist compare;
   int64_t seq_len, samples, prompts, threads;
   bool exact;
 } options;
 
-static const options DEFAULTS = {.cpu = "native", .seq_len = 512, .prompts = 16};
+static const options DEFAULTS = {.cpu = "native", .head = "auto", .seq_len = 512, .prompts = 16};
 
 #define AT(f) offsetof(options, f)
 static const sh_opt TABLE[] = {
@@ -39,6 +39,9 @@ static const sh_opt TABLE[] = {
     {"report", NULL, SH_OPT_STR, AT(report), 0, 0, NULL, NULL, "Output", "FILE.html", "Write one HTML page with plots."},
     {"compare", NULL, SH_OPT_LIST, AT(compare), 0, 0, NULL, NULL, "Output", "FILE.json",
      "Show results of earlier --json runs beside this one in --report; repeatable, or separated by commas."},
+    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, "auto|int4|int6|int8|bf16", NULL, "Computation", "TYPE",
+     "What a head stored in floats is rounded to: int4, int6, int8 (scales per 32 columns), or bf16, as stored; auto: int8 where the other "
+     "weights are quantized, else bf16."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, NULL, "Computation", NULL, "Keep keys and values in float32 (otherwise bfloat16)."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, NULL, "Computation", "N", "Threads; 0 is every usable core."},
     {"cpu", NULL, SH_OPT_ENUM, AT(cpu), 0, 0, "native|avx2|baseline", NULL, "Computation", "LEVEL", "Instruction sets to use."},
@@ -144,6 +147,7 @@ static int eval(const char *model, const char *against, const options *o, sh_err
                            .samples = (int)o->samples,
                            .prompts = against ? (int)o->prompts : 0,
                            .exact = o->exact,
+                           .head = o->head,
                            .threads = (int)o->threads,
                            .cpu = o->cpu,
                            .cache_dir = o->cache_dir,

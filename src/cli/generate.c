@@ -21,7 +21,7 @@
 enum { WINDOW = 256, MAX_LINE = 1 << 30, MAX_ANSWER = 1 << 30, READ_BYTES = 64 << 10 };
 
 typedef struct options {
-  const char *dtype, *quantization, *cache_dir, *cpu, *generation_config, *log_level;
+  const char *dtype, *quantization, *cache_dir, *cpu, *generation_config, *log_level, *head;
   int64_t max_model_len, max_num_seqs, max_num_batched_tokens, block_size, threads, memory_limit, seed, step_ms;
   double memory_utilization;
   bool exact;
@@ -52,6 +52,9 @@ static const sh_opt TABLE[] = {
      "Refuse a checkpoint that is not quantized by this method."},
     {"cache-dir", NULL, SH_OPT_STR, AT(cache_dir), 0, 0, NULL, "SHENG_CACHE_DIR", "Compute", "FOLDER",
      "Where repacked weights are kept for the next start; default: .sheng-cache in the model's folder. Empty: in memory."},
+    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, "auto|int4|int6|int8|bf16", "SHENG_HEAD", "Compute", "TYPE",
+     "What a head stored in floats is rounded to: int4, int6, int8 (scales per 32 columns), or bf16, as stored; auto: int8 where the other "
+     "weights are quantized, else bf16."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, "SHENG_EXACT", "Compute", NULL, "float32 everywhere: the reference numbers."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, "SHENG_THREADS", "Compute", "N",
      "Threads that compute; 0 is one per usable core."},
@@ -61,7 +64,7 @@ static const sh_opt TABLE[] = {
     {0},
 };
 static const options DEFAULTS = {
-    .dtype = "auto", .cpu = "native", .generation_config = "auto", .log_level = "warning", .memory_utilization = 0.9};
+    .dtype = "auto", .cpu = "native", .head = "auto", .generation_config = "auto", .log_level = "warning", .memory_utilization = 0.9};
 
 void sh_cmd_generate_options(const sh_opt **table, const void **defaults) {
   *table = TABLE;
@@ -359,6 +362,7 @@ static int generate(const char *model, const options *o, sh_error *e) {
       .quantization = o->quantization,
       .cache_dir = o->cache_dir,
       .exact = o->exact,
+      .head = o->head,
       .threads = o->threads,
       .cpu = o->cpu,
       .step_ms = o->step_ms,

@@ -21,12 +21,12 @@ enum { MAX_CHUNK = 65536, PAGE_SIZE = 16 };
 static const size_t MAX_IDS_FILE = 64u << 20; /* bytes: some five million ids */
 
 typedef struct logits_opts {
-  const char *ids, *out, *cpu, *cache_dir;
+  const char *ids, *out, *cpu, *cache_dir, *head;
   bool all, exact;
   int64_t chunk, threads;
 } logits_opts;
 
-static const logits_opts DEFAULTS = {.cpu = "native", .chunk = 256};
+static const logits_opts DEFAULTS = {.cpu = "native", .head = "auto", .chunk = 256};
 
 #define AT(field) offsetof(logits_opts, field)
 static const sh_opt TABLE[] = {
@@ -35,6 +35,9 @@ static const sh_opt TABLE[] = {
      "safetensors file to write: float32 logits [T or 1, vocab]."},
     {"all", NULL, SH_OPT_FLAG, AT(all), 0, 0, NULL, NULL, "Input and output", NULL,
      "Write the logits of every position, not only of the last."},
+    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, "auto|int4|int6|int8|bf16", NULL, "Computation", "TYPE",
+     "What a head stored in floats is rounded to: int4, int6, int8 (scales per 32 columns), or bf16, as stored; auto: int8 where the other "
+     "weights are quantized, else bf16."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, NULL, "Computation", NULL, "Keep keys and values in float32 (otherwise bfloat16)."},
     {"chunk", NULL, SH_OPT_INT, AT(chunk), 1, MAX_CHUNK, NULL, NULL, "Computation", "N", "Tokens of one step."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, NULL, "Computation", "N", "Threads; 0 is every usable core."},
@@ -181,7 +184,8 @@ static int logits(const char *path, logits_opts *o, sh_error *e) {
   int rc = read_ids(o->ids, &ids, &n, e);
   if (rc == 0) rc = sh_ckpt_open(&ckpt, path, 0, e);
   if (rc == 0) rc = sh_backend_cpu_new(&be, &bo, e);
-  const sh_repack_opts repack = {.cache_dir = o->cache_dir, .threads = (int)o->threads};
+  sh_repack_opts repack = {.panels = !o->exact, .cache_dir = o->cache_dir, .threads = (int)o->threads};
+  if (rc == 0) rc = sh_head_parse(o->head, o->exact, &repack.head, e);
   if (rc == 0) rc = sh_model_open(&m, ckpt, be, &repack, e);
   if (rc == 0) rc = check_ids(sh_model_config(m), o->ids, ids, n, e);
   if (rc == 0) rc = sh_model_read_ahead(m, e);

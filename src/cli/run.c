@@ -21,7 +21,7 @@
 enum { MAX_MESSAGE = 64 << 20, TURN_ARENA = 512 << 20, WAIT_MS = 50 };
 
 typedef struct run_options {
-  const char *system, *chat_template, *kwargs, *dtype, *cpu, *generation_config, *cache_dir;
+  const char *system, *chat_template, *kwargs, *dtype, *cpu, *generation_config, *cache_dir, *head;
   int64_t max_tokens, max_model_len, threads, memory_limit, seed;
   double temperature, top_p, memory_utilization;
   bool exact;
@@ -51,6 +51,9 @@ static const sh_opt table[] = {
      "What the weights are expected to be."},
     {"cache-dir", NULL, SH_OPT_STR, AT(cache_dir), 0, 0, NULL, "SHENG_CACHE_DIR", "Model", "FOLDER",
      "Where repacked weights are kept for the next start; default: .sheng-cache in the model's folder. Empty: in memory."},
+    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, "auto|int4|int6|int8|bf16", "SHENG_HEAD", "Model", "TYPE",
+     "What a head stored in floats is rounded to: int4, int6, int8 (scales per 32 columns), or bf16, as stored; auto: int8 where the other "
+     "weights are quantized, else bf16."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, "SHENG_EXACT", "Model", NULL, "float32 everywhere: the reference numbers."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, "SHENG_THREADS", "Model", "N",
      "Threads that compute; 0 is one per usable core."},
@@ -58,7 +61,7 @@ static const sh_opt table[] = {
     {0},
 };
 static const run_options defaults = {
-    .temperature = -1, .top_p = -1, .seed = -1, .memory_utilization = 0.9, .dtype = "auto", .cpu = "native"};
+    .temperature = -1, .top_p = -1, .seed = -1, .memory_utilization = 0.9, .dtype = "auto", .cpu = "native", .head = "auto"};
 
 void sh_cmd_run_options(const sh_opt **out_table, const void **out_defaults) {
   *out_table = table;
@@ -406,6 +409,7 @@ static int session_open(session *s, const run_options *o, const char *model, con
       .memory_limit = o->memory_limit,
       .dtype = o->dtype,
       .exact = o->exact,
+      .head = o->head,
       .threads = o->threads,
       .cpu = o->cpu,
       .cache_dir = o->cache_dir,

@@ -26,7 +26,7 @@ enum {
   STEP_MS = 100,
   PARK_GRACE_MS = 200,  /* a reader may pause this long before its memory can go to others */
   IDLE_RECHECK_MS = 50, /* while someone waits behind a parked request */
-  WARM_UP_TOKENS = 4, /* a row of 4 takes up to 1.7 times one of 64, which the first steps correct; 64 take ten times as long to start */
+  WARM_UP_TOKENS = 4,   /* a row of 4 takes up to 1.7 times one of 64, which the first steps correct; 64 take ten times as long to start */
   WARM_UP_MS = 600 * 1000,
 };
 
@@ -138,7 +138,8 @@ static int open_parts(sh_engine *g, sh_error *e) {
   if ((rc = sh_genconf_check_quantization(g->ckpt, o->quantization, e))) return rc;
   sh_backend_opts bo = {.threads = (int)o->threads, .cpu = o->cpu};
   if ((rc = sh_backend_cpu_new(&g->backend, &bo, e))) return rc;
-  const sh_repack_opts repack = {.cache_dir = o->cache_dir, .threads = (int)o->threads};
+  sh_repack_opts repack = {.panels = !o->exact, .dry = o->plan_only, .cache_dir = o->cache_dir, .threads = (int)o->threads};
+  if ((rc = sh_head_parse(o->head, o->exact, &repack.head, e))) return rc;
   if ((rc = sh_model_open(&g->model, g->ckpt, g->backend, &repack, e))) return rc;
   if (!o->plan_only && (rc = sh_model_read_ahead(g->model, e))) return rc;
   if ((rc = sh_tok_open(&g->tok, g->ckpt, e))) return rc;

@@ -27,6 +27,7 @@
 
 struct sh_ckpt {
   char *path;
+  char *folder; /* of a GGUF; NULL: path is one */
   sh_gguf *gguf;
   sh_st **shards;     /* [n_shards] */
   char **shard_names; /* [n_shards] file names; owned */
@@ -286,7 +287,9 @@ static int find_gguf(const char *dir, char **out, sh_error *e) {
 static int open_gguf(sh_ckpt *c, const char *path, sh_error *e) {
   int rc = sh_gguf_open(&c->gguf, path, e);
   if (rc) return rc;
-  const char *s;
+  const char *s = sh_path_base(path);
+  c->folder = s == path ? sh_strdup(".") : s == path + 1 ? sh_strdup("/") : sh_strndup(path, (size_t)(s - path) - 1);
+  if (!c->folder) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
   size_t n;
   if (sh_gguf_str(c->gguf, "tokenizer.chat_template", &s, &n)) return 0;
   if (n > MAX_TEMPLATE || !sh_utf8_valid(s, n))
@@ -372,11 +375,13 @@ void sh_ckpt_close(sh_ckpt *c) {
   sh_free(c->template_text);
   sh_map_close(&c->tokenizer_json);
   sh_arena_free(c->trees);
+  sh_free(c->folder);
   sh_free(c->path);
   sh_free(c);
 }
 
 const char *sh_ckpt_path(const sh_ckpt *c) { return c->path; }
+const char *sh_ckpt_folder(const sh_ckpt *c) { return c->folder ? c->folder : c->path; }
 bool sh_ckpt_is_gguf(const sh_ckpt *c) { return c->gguf != NULL; }
 const sh_gguf *sh_ckpt_gguf(const sh_ckpt *c) { return c->gguf; }
 const sh_json *sh_ckpt_config(const sh_ckpt *c) { return c->config; }
@@ -413,7 +418,9 @@ void sh_ckpt_sparse(const sh_ckpt *c, bool on) {
 }
 
 bool sh_ckpt_file_at(const sh_ckpt *c, int i, sh_ckpt_file *out) {
-  if (i < 0 || i >= c->n_shards) return false;
+  const char *path = sh_gguf_file(c->gguf, i, &out->head, &out->head_bytes, &out->bytes);
+  if (path) out->name = sh_path_base(path);
+  if (path || i < 0 || i >= c->n_shards) return path != NULL;
   out->name = c->shard_names[i];
   out->head = sh_st_header(c->shards[i], &out->head_bytes);
   out->bytes = sh_st_bytes(c->shards[i]);

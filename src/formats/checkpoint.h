@@ -17,7 +17,8 @@ enum { SH_CKPT_TOKENIZER_ONLY = 1 }; /* flags: do not demand config.json or weig
 int sh_ckpt_open(sh_ckpt **out, const char *path, unsigned flags, sh_error *e);
 void sh_ckpt_close(sh_ckpt *c); /* accepts NULL; every borrowed view dies */
 
-const char *sh_ckpt_path(const sh_ckpt *c);
+const char *sh_ckpt_path(const sh_ckpt *c);   /* as it was given to the open */
+const char *sh_ckpt_folder(const sh_ckpt *c); /* in which its files lie: the path itself, or that of the .gguf's folder ("." for none) */
 bool sh_ckpt_is_gguf(const sh_ckpt *c);
 const sh_gguf *sh_ckpt_gguf(const sh_ckpt *c); /* NULL for a folder */
 /* Parsed side files of a folder, NULL when absent (GGUF: all NULL). Borrowed. A present but broken file fails the open, naming it. */
@@ -43,13 +44,13 @@ int sh_ckpt_fail_shape(const sh_ckpt *c, const sh_ftensor *t, const int64_t *wan
  * before the weights are used. */
 void sh_ckpt_sparse(const sh_ckpt *c, bool on);
 
-/* The files of a folder's weights, in a stable order. */
+/* The files of the weights, in a stable order. */
 typedef struct sh_ckpt_file {
-  const char *name;    /* in the folder; borrowed */
+  const char *name;    /* in sh_ckpt_folder; borrowed */
   const uint8_t *head; /* what stands before the data; borrowed from the map */
   size_t head_bytes;
   size_t bytes; /* of the file when it was mapped */
 } sh_ckpt_file;
-bool sh_ckpt_file_at(const sh_ckpt *c, int i, sh_ckpt_file *out); /* false: there is no file i (a GGUF: none at all) */
+bool sh_ckpt_file_at(const sh_ckpt *c, int i, sh_ckpt_file *out); /* false: there is no file i */
 
 #endif

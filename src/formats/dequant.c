@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+#include "formats/panel.h"
+
 static uint16_t load16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
 
 static uint32_t load32(const uint8_t *p) { return (uint32_t)load16(p) | (uint32_t)load16(p + 2) << 16; }
@@ -127,7 +129,7 @@ static void block_iq4_nl(const uint8_t *b, float *out) {
 /* Q4_K and Q5_K keep eight 6-bit scales and eight 6-bit minimums, one per 32 weights, in 12 bytes: bytes 0..3 hold scales 0..3 and
  * bytes 4..7 minimums 0..3 in their low six bits; bytes 8..11 hold the low four bits of scales (low nibble) and minimums (high
  * nibble) 4..7, whose upper two bits are the top bits of bytes 0..3 and 4..7. */
-static void k_scale(const uint8_t *s, int i, int *scale, int *min) {
+void sh_k_scale(const uint8_t *s, int i, int *scale, int *min) {
   *scale = i < 4 ? s[i] & 63 : (s[i + 4] & 15) | s[i - 4] >> 6 << 4;
   *min = i < 4 ? s[i + 4] & 63 : s[i + 4] >> 4 | s[i] >> 6 << 4;
 }
@@ -138,7 +140,7 @@ static void runs_k(const uint8_t *b, const uint8_t *high, const uint8_t *q, floa
   float d = load_f16(b), dmin = load_f16(b + 2);
   for (int run = 0; run < 8; run++) {
     int scale, min;
-    k_scale(b + 4, run, &scale, &min);
+    sh_k_scale(b + 4, run, &scale, &min);
     float s = d * (float)scale, m = dmin * (float)min;
     for (int i = 0; i < 32; i++) {
       int byte = q[32 * (run / 2) + i], v = run & 1 ? byte >> 4 : byte & 15;
@@ -244,6 +246,10 @@ void sh_dequant_cols(const sh_wview *w, int64_t row, int64_t k0, int64_t n, floa
 }
 
 void sh_dequant_row(const sh_wview *w, int64_t row, float *out) {
+  if (sh_dtype_is_panel(w->type)) {
+    sh_panel_row(w, row, out);
+    return;
+  }
   if (!w->perm) {
     sh_dequant_cols(w, row, 0, w->cols, out);
     return;

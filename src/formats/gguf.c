@@ -80,7 +80,8 @@ typedef struct entry {
 
 typedef struct part {
   sh_map map;
-  char *path; /* owned */
+  char *path;        /* owned */
+  size_t head_bytes; /* before the tensors' data */
   uint64_t n_tensors, n_keys;
   entry *entries; /* [n_keys] */
   sh_nameindex keys;
@@ -329,11 +330,12 @@ static int check_overlap(const sh_ftensor *t, int n, sh_error *e) {
   return rc;
 }
 
-static int place_tensors(sh_gguf *g, const part *p, const cursor *c, const uint64_t *offsets, int first, sh_error *e) {
+static int place_tensors(sh_gguf *g, part *p, const cursor *c, const uint64_t *offsets, int first, sh_error *e) {
   size_t align = 32;
   int rc = read_alignment(p, &align, e);
   if (rc) return rc;
   size_t head = (size_t)(c->at - c->base), start = (head + align - 1) & ~(align - 1);
+  p->head_bytes = head;
   for (int i = first; i < g->count; i++) {
     sh_ftensor *t = &g->tensors[i];
     uint64_t at = offsets[i - first];
@@ -546,6 +548,14 @@ const sh_ftensor *sh_gguf_at(const sh_gguf *g, int i) { return i >= 0 && i < g->
 const sh_ftensor *sh_gguf_find(const sh_gguf *g, const char *name) {
   int32_t i = sh_nameindex_find(&g->index, name, strlen(name));
   return i < 0 ? NULL : &g->tensors[i];
+}
+
+const char *sh_gguf_file(const sh_gguf *g, int i, const uint8_t **head, size_t *head_bytes, size_t *bytes) {
+  if (!g || i < 0 || i >= g->n_parts) return NULL;
+  *head = g->parts[i].map.p;
+  *head_bytes = g->parts[i].head_bytes;
+  *bytes = g->parts[i].map.len;
+  return g->parts[i].path;
 }
 
 int sh_gguf_int(const sh_gguf *g, const char *key, int64_t *out) { return part_int(&g->parts[0], key, out); }

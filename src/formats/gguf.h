@@ -19,6 +19,9 @@ int sh_gguf_count(const sh_gguf *g);
 const sh_ftensor *sh_gguf_at(const sh_gguf *g, int i);              /* NULL out of range */
 const sh_ftensor *sh_gguf_find(const sh_gguf *g, const char *name); /* O(1); NULL when absent */
 
+/* Path of its i-th file, and what stands in it before the tensors' data; NULL: there is none (g NULL: none at all). Borrowed. */
+const char *sh_gguf_file(const sh_gguf *g, int i, const uint8_t **head, size_t *head_bytes, size_t *bytes);
+
 /* Scalars: 0, SH_ERR_NOT_FOUND (key absent), SH_ERR_FORMAT (another type, out of range, not finite). Any integer type (and bool) is read by
  * _int, any number by _float. */
 int sh_gguf_int(const sh_gguf *g, const char *key, int64_t *out);

@@ -28,6 +28,7 @@
 #ifndef SH_FORMATS_PANEL_H
 #define SH_FORMATS_PANEL_H
 
+#include "base/err.h"
 #include "formats/tensor.h"
 
 enum { SH_PANEL_ROWS = 8, SH_PANEL_BLOCK = 32, SH_PANEL_SUPER = 256, SH_PANEL_ALIGN = 64 };
@@ -69,5 +70,35 @@ static inline sh_panel_shape sh_panel_shape_of(const sh_wview *v) {
   s.bytes = (s.offsets_at + offsets + SH_PANEL_ALIGN - 1) / SH_PANEL_ALIGN * SH_PANEL_ALIGN;
   return s;
 }
+
+static inline int64_t sh_panel_count(int64_t rows) { return rows / SH_PANEL_ROWS + (rows % SH_PANEL_ROWS != 0); }
+
+/* --- Making them (panel.c): pure functions, any thread */
+
+/* What becomes of a head that is stored as floats (--head). */
+typedef enum sh_head {
+  SH_HEAD_AUTO, /* SH_HEAD_DEFAULT where the model's other weights are quantized, else as stored */
+  SH_HEAD_INT4,
+  SH_HEAD_INT6,
+  SH_HEAD_INT8,
+  SH_HEAD_BF16, /* as stored */
+} sh_head;
+enum { SH_HEAD_DEFAULT = SH_HEAD_INT8 };
+#define SH_HEAD_NAMES "auto|int4|int6|int8|bf16"
+/* One of the names (NULL: auto). SH_ERR_ARG: another name; exact, which computes with weights as stored, beside integers. */
+int sh_head_parse(const char *name, bool exact, sh_head *out, sh_error *e);
+
+/* The form that the panels of rows have: *out without data. src: a type with groups whose rows are s (q - z), a GGUF block type, or floats,
+ * which are rounded to what head says (SH_HEAD_INT*, in groups of 32). False: there is no such form (FP8 and IQ4_NL, whose weights are no
+ * s q + m; floats that stay; groups that are not a multiple of 16), *out untouched. src->data may be NULL, src->zeros only says whether
+ * there are zero points. */
+bool sh_panel_plan(const sh_wview *src, sh_head head, sh_wview *out);
+
+/* Panels [first, first + n) of the plan that sh_panel_plan made for src, to dst [n][8 * plan->row_bytes]. The weights are those of the
+ * source to the last bit of s, q and m; floats are off by at most half a step of their scale. */
+void sh_panel_make(const sh_wview *src, const sh_wview *plan, int64_t first, int64_t n, uint8_t *dst);
+
+/* A row as float32: s q + m, rounded once. out [cols] in the order of the inputs (perm undone). */
+void sh_panel_row(const sh_wview *v, int64_t row, float *out);
 
 #endif

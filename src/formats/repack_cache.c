@@ -1,4 +1,4 @@
-/* The repacked-weights cache: one file per checkpoint, written by the first start and mapped by the later ones.
+/* The repacked-weights cache: one file per checkpoint and mode, written by the first start and mapped by the later ones.
  *
  * Called at load, on one thread. The file is the image of repack_internal.h behind a head: a key, the image's size, a flag byte per module
  * and a checksum of these. The key covers the layout's version, the modules, and of each weight file its name, size, time of change and
@@ -32,7 +32,7 @@
 #include "base/text.h"
 
 enum {
-  VERSION = 1,      /* of the image's layout; a change makes all caches old */
+  VERSION = 2,      /* of the image's layout; a change makes all caches old */
   HEAD = 48,        /* bytes before the flags: magic, version, modules, key, size of the image, checksum */
   CHECKED = 40,     /* of them before the checksum */
   WAIT_MS = 900000, /* for another writer */
@@ -57,12 +57,21 @@ static bool joined(char out[PATH_MAX], const char *a, const char *b) {
   return n > 0 && n < PATH_MAX;
 }
 
-/* Where the cache of this checkpoint lies. A shared folder holds many, so the name carries the model's, and a hash of its path. */
-static int name_cache(const sh_repack *r, const char *dir, cache *c, sh_error *e) {
-  char model[PATH_MAX], name[160];
-  if (!realpath(sh_ckpt_path(r->ck), model)) return sh_fail(e, SH_ERR_IO, "%s: %s", sh_ckpt_path(r->ck), strerror(errno));
-  snprintf(name, sizeof name, "/%.100s-%016llx.repacked", sh_path_base(model), (unsigned long long)sh_hash(model, strlen(model), 0));
-  bool ok = dir ? joined(c->dir, dir, "") : joined(c->dir, model, "/.sheng-cache");
+/* Where the cache of this checkpoint lies. A shared folder holds many, so the name carries the model's, and a hash of its path. A GGUF is
+ * known by the name it was given in its folder, also when that is a link to elsewhere. */
+static int name_cache(const sh_repack *r, cache *c, sh_error *e) {
+  const char *dir = r->o.cache_dir, *folder = sh_ckpt_folder(r->ck);
+  char real[PATH_MAX], model[PATH_MAX], name[160];
+  sh_ckpt_file first = {.name = ""};
+  if (!realpath(folder, real)) return sh_fail(e, SH_ERR_IO, "%s: %s", folder, strerror(errno));
+  bool ok = joined(model, real, "");
+  if (ok && sh_ckpt_is_gguf(r->ck) && sh_ckpt_file_at(r->ck, 0, &first)) {
+    ok = strlen(real) + strlen(first.name) + 2 < sizeof model;
+    if (ok) snprintf(model + strlen(real), sizeof model - strlen(real), "/%s", first.name);
+  }
+  snprintf(name, sizeof name, "/%.100s-%016llx.%s", sh_path_base(model), (unsigned long long)sh_hash(model, strlen(model), 0),
+           r->o.panels ? "panels" : "repacked");
+  ok = ok && (dir ? joined(c->dir, dir, "") : joined(c->dir, real, "/.sheng-cache"));
   ok = ok && joined(c->path, c->dir, name) && joined(c->tmp, c->path, ".tmp") && joined(c->lock, c->path, ".lock");
   return ok ? 0 : sh_fail(e, SH_ERR_LIMIT, "the path of the cache folder is too long");
 }
@@ -70,7 +79,7 @@ static int name_cache(const sh_repack *r, const char *dir, cache *c, sh_error *e
 static int key_of_files(const sh_repack *r, cache *c, sh_error *e) {
   sh_ckpt_file f;
   for (int i = 0; sh_ckpt_file_at(r->ck, i, &f); i++) {
-    char *path = sh_path_join(sh_ckpt_path(r->ck), f.name);
+    char *path = sh_path_join(sh_ckpt_folder(r->ck), f.name);
     struct stat st;
     int bad = path ? stat(path, &st) : -1;
     sh_free(path);
@@ -87,10 +96,20 @@ static int set_key(const sh_repack *r, cache *c, sh_error *e) {
   c->key[0] = VERSION;
   c->key[1] = (uint64_t)r->n_jobs;
   for (int i = 0; i < r->n_jobs; i++) {
-    const sh_qmodule *m = &r->jobs[i].m;
-    const uint64_t n[8] = {m->layout | (uint64_t)m->bits << 8, (uint64_t)m->rows,         (uint64_t)m->cols, (uint64_t)m->group,
-                           (uint64_t)m->zero_offset,           (uint64_t)m->scales->type, m->zeros != NULL,  m->order != NULL};
-    mix(c->key, m->weight->name, strlen(m->weight->name));
+    const sh_rp_job *j = &r->jobs[i];
+    const sh_qmodule *m = &j->m;
+    const sh_wview *v = &j->rows;
+    const uint64_t n[10] = {(uint64_t)j->panels | (uint64_t)j->head << 8,
+                            m->layout | (uint64_t)m->bits << 8,
+                            (uint64_t)v->type | (uint64_t)v->scale_type << 8,
+                            (uint64_t)v->rows,
+                            (uint64_t)v->cols,
+                            (uint64_t)v->group,
+                            (uint64_t)v->row_bytes,
+                            (uint64_t)m->zero_offset,
+                            m->zeros != NULL,
+                            m->order != NULL};
+    mix(c->key, v->name, strlen(v->name));
     mix(c->key, n, sizeof n);
   }
   return key_of_files(r, c, e);
@@ -180,8 +199,8 @@ static void pause_ms(int ms) {
 }
 
 /* The descriptor that holds the lock, or a negative sh_err. */
-static int take_lock(const cache *c, const sh_repack_opts *o, sh_error *e) {
-  int64_t until = sh_now_ns() + 1000000ll * (o->lock_wait_ms ? o->lock_wait_ms : WAIT_MS);
+static int take_lock(const cache *c, int wait_ms, sh_error *e) {
+  int64_t until = sh_now_ns() + 1000000ll * (wait_ms ? wait_ms : WAIT_MS);
   if (mkdir(c->dir, 0777) && errno != EEXIST) return sh_fail(e, SH_ERR_IO, "%s: %s", c->dir, strerror(errno));
   int fd = open(c->lock, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (fd < 0) return sh_fail(e, SH_ERR_IO, "%s: %s", c->lock, strerror(errno));
@@ -239,7 +258,7 @@ static int write_cache(sh_repack *r, const cache *c, sh_pool *pool, sh_error *e)
   int64_t began = sh_now_ns();
   int fd = open(c->tmp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (fd < 0) return sh_fail(e, SH_ERR_IO, "%s: %s", c->tmp, strerror(errno));
-  sh_log(SH_LOG_INFO, "repacking %d quantized modules (%s) into %s, once", r->n_jobs, sh_format_size((int64_t)r->bytes, size), c->path);
+  sh_log(SH_LOG_INFO, "repacking %d matrices (%s) into %s, once", r->n_jobs, sh_format_size((int64_t)r->bytes, size), c->path);
   int err = take_room(fd, r->bytes), rc = err ? sh_fail(e, SH_ERR_IO, "%s: %s", c->tmp, strerror(err)) : 0;
   if (!rc && (rc = sh_rp_fill(r, pool, NULL, fd, e))) sh_fail_in(e, rc, "%s", c->tmp);
   int64_t filled = sh_now_ns();
@@ -259,12 +278,12 @@ static int write_cache(sh_repack *r, const cache *c, sh_pool *pool, sh_error *e)
 }
 
 /* With the lock: what another process made meanwhile, or a new one. Errors of the disk are left in *disk. */
-static int write_and_map(sh_repack *r, const sh_repack_opts *o, const cache *c, sh_pool **pool, bool *used, sh_error *disk, sh_error *e) {
+static int write_and_map(sh_repack *r, const cache *c, sh_pool **pool, bool *used, sh_error *disk, sh_error *e) {
   if ((*used = map_valid(r, c))) {
     r->where = SH_REPACK_MAPPED;
     return 0;
   }
-  int rc = *pool ? 0 : sh_pool_new(pool, o->threads, e);
+  int rc = *pool ? 0 : sh_pool_new(pool, r->o.threads, e);
   if (!rc) rc = sh_rp_read_ahead(r, e);
   if (!rc) rc = sh_rp_examine(r, *pool, e);
   if (!rc) rc = sh_rp_place(r, sh_rp_cache_head_bytes(r), e);
@@ -275,20 +294,20 @@ static int write_and_map(sh_repack *r, const sh_repack_opts *o, const cache *c, 
   return 0;
 }
 
-int sh_rp_cache_use(sh_repack *r, const sh_repack_opts *o, sh_pool **pool, bool *used, sh_error *e) {
+int sh_rp_cache_use(sh_repack *r, sh_pool **pool, bool *used, sh_error *e) {
   sh_error disk = {0};
   int rc = 0;
   *used = false;
   cache *c = sh_calloc(1, sizeof *c);
   if (!c) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
-  if (name_cache(r, o->cache_dir, c, &disk) || set_key(r, c, &disk)) goto done;
+  if (name_cache(r, c, &disk) || set_key(r, c, &disk)) goto done;
   if ((*used = map_valid(r, c))) {
     r->where = SH_REPACK_MAPPED;
     goto done;
   }
-  int lock = take_lock(c, o, &disk);
+  int lock = take_lock(c, r->o.lock_wait_ms, &disk);
   if (lock < 0) goto done;
-  rc = write_and_map(r, o, c, pool, used, &disk, e);
+  rc = write_and_map(r, c, pool, used, &disk, e);
   close(lock);
 done:
   if (!rc && !*used)

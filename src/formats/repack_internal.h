@@ -1,8 +1,8 @@
 /* Shared by repack*.c only: the jobs, their place in the image, and the parts of a rewrite.
  *
  * The image is what is rewritten, in one piece of memory or one file: a head (the cache's own), then the orders of columns of all modules
- * (read whole at every start, so they lie together), then each module's integers, scales and zero points. Every place follows from the
- * modules and from four flags each, so a cache file has to carry nothing but the flags. */
+ * (read whole at every start, so they lie together), then each module's integers, scales and zero points, or each matrix's panels, which
+ * hold all three. Every place follows from the modules and from five flags each, so a cache file has to carry nothing but the flags. */
 #ifndef SH_FORMATS_REPACK_INTERNAL_H
 #define SH_FORMATS_REPACK_INTERNAL_H
 
@@ -13,25 +13,31 @@
 #include "base/prefetch.h"
 
 enum {
-  SH_RP_DATA = 1,   /* integers are rewritten */
-  SH_RP_SCALES = 2, /* so are scales */
-  SH_RP_ZEROS = 4,  /* there are zero points other than 8 or 128 */
-  SH_RP_ORDER = 8,  /* columns are sorted by group */
-  SH_RP_ROWS = 128, /* rows of a work item: 16 words of AWQ's, one cache line */
+  SH_RP_DATA = 1,    /* integers are rewritten */
+  SH_RP_SCALES = 2,  /* so are scales, to rows of their own */
+  SH_RP_ZEROS = 4,   /* there are zero points other than 8 or 128 */
+  SH_RP_ORDER = 8,   /* columns are sorted by group */
+  SH_RP_PANELS = 16, /* into panels */
+  SH_RP_ROWS = 128,  /* rows of a work item: 16 words of AWQ's, one cache line; 16 panels */
   SH_RP_ALIGN = 64,
 };
 
 typedef struct sh_rp_job {
-  sh_qmodule m;
+  sh_qmodule m;   /* weight NULL: a matrix that lies in rows already */
+  sh_wview rows;  /* that matrix; of a module the form of its rows: data, scales as far as they lie in the file as rows */
+  sh_wview panel; /* the form of its panels; without zero points until sh_rp_place has the flags */
+  sh_head head;   /* for rows of floats */
+  bool panels;
   sh_wview *view;
   uint8_t flags;
-  bool aside;                                    /* no pass reads it */
+  unsigned how;                                  /* SH_REPACK_* */
   size_t order_at, data_at, scales_at, zeros_at; /* in the image; valid by flag */
   int64_t first_item;                            /* of the work items of all jobs */
 } sh_rp_job;
 
 struct sh_repack {
   const sh_ckpt *ck;
+  sh_repack_opts o;
   sh_rp_job *jobs; /* [n_jobs] */
   int n_jobs, cap_jobs;
   size_t head_bytes, orders_end, bytes; /* of the image */
@@ -79,6 +85,6 @@ int sh_rp_fill(sh_repack *r, sh_pool *pool, uint8_t *memory, int fd, sh_error *e
 size_t sh_rp_cache_head_bytes(const sh_repack *r);
 /* Maps a valid cache, or writes one and maps it: r->map, r->where, the flags and places. Returns an error only when the modules are broken
  * (sh_rp_examine); when there is no cache to be had that is said in the log, and *used is false. *pool is made when it is needed. */
-int sh_rp_cache_use(sh_repack *r, const sh_repack_opts *o, sh_pool **pool, bool *used, sh_error *e);
+int sh_rp_cache_use(sh_repack *r, sh_pool **pool, bool *used, sh_error *e);
 
 #endif

@@ -2,7 +2,8 @@
  *
  * Owns nothing and has no state; any thread. One row per type keeps name, block and block bytes together, so that a new type is one line
  * here and its dequantization in dequant.c. Types that only appear in files (SH_OTHER) have no row of sizes: their bytes come from the file
- * format that stores them, because a name alone ("Q3_K", "F8_E5M2") means different layouts in different formats. */
+ * format that stores them, because a name alone ("Q3_K", "F8_E5M2") means different layouts in different formats. Nor have panels, whose
+ * size follows from a whole view (formats/panel.h). */
 #include "formats/tensor.h"
 
 typedef struct dtype_row {
@@ -16,7 +17,8 @@ static const dtype_row ROWS[SH_DTYPE_COUNT] = {
     [SH_Q5_1] = {"Q5_1", 32, 24}, [SH_Q4_K] = {"Q4_K", 256, 144},   [SH_Q5_K] = {"Q5_K", 256, 176}, [SH_IQ4_NL] = {"IQ4_NL", 32, 18},
     [SH_I4] = {"I4", 2, 1},       [SH_F8_E4M3] = {"F8_E4M3", 1, 1}, [SH_I64] = {"I64", 1, 8},       [SH_I32] = {"I32", 1, 4},
     [SH_I16] = {"I16", 1, 2},     [SH_I8] = {"I8", 1, 1},           [SH_U8] = {"U8", 1, 1},         [SH_BOOL] = {"BOOL", 1, 1},
-    [SH_F64] = {"F64", 1, 8},     [SH_OTHER] = {"other", 0, 0},
+    [SH_F64] = {"F64", 1, 8},     [SH_OTHER] = {"other", 0, 0},     [SH_P4] = {"P4", 0, 0},         [SH_P6] = {"P6", 0, 0},
+    [SH_P8] = {"P8", 0, 0},
 };
 
 static const dtype_row *row_of(sh_dtype t) { return (unsigned)t < SH_DTYPE_COUNT ? &ROWS[t] : &ROWS[SH_OTHER]; }

@@ -38,8 +38,8 @@ typedef enum sh_dtype {
 } sh_dtype;
 
 const char *sh_dtype_name(sh_dtype t);
-int sh_dtype_block(sh_dtype t);       /* weights per block (1, 2, 32, 256); 0 for SH_OTHER */
-int sh_dtype_block_bytes(sh_dtype t); /* bytes per block; 0 for SH_OTHER */
+int sh_dtype_block(sh_dtype t);       /* weights per block (1, 2, 32, 256); 0 for SH_OTHER and panels */
+int sh_dtype_block_bytes(sh_dtype t); /* bytes per block; 0 for SH_OTHER and panels */
 bool sh_dtype_has_groups(sh_dtype t); /* weights whose scales lie beside them: SH_I4, SH_I8, SH_U8, SH_F8_E4M3 */
 
 enum { SH_MAX_DIMS = 6 };

@@ -25,15 +25,25 @@ static void describe(sh_model *m) {
            sh_weights_dtypes(&m->w, types, sizeof types));
 }
 
+/* Panels only for a backend that computes with them. A head that was asked for and cannot be is an error. */
+static int fit_options(sh_backend *be, sh_repack_opts *o, sh_error *e) {
+  bool ints = o->head == SH_HEAD_INT4 || o->head == SH_HEAD_INT6 || o->head == SH_HEAD_INT8;
+  if (!o->panels || sh_backend_takes_panels(be)) return 0;
+  o->panels = false;
+  return ints ? sh_fail(e, SH_ERR_UNSUPPORTED, "a head of integers is not computed by the %s backend; leave --head out", be->ops->name) : 0;
+}
+
 int sh_model_open(sh_model **out, const sh_ckpt *ckpt, sh_backend *be, const sh_repack_opts *o, sh_error *e) {
+  sh_repack_opts fit = o ? *o : (sh_repack_opts){0};
   *out = NULL;
   sh_model *m = sh_calloc(1, sizeof *m);
   if (!m) return sh_fail(e, SH_ERR_NOMEM, "no memory to open a model");
   m->be = be;
-  int rc = sh_config_load(&m->cfg, ckpt, e);
+  int rc = fit_options(be, &fit, e);
+  if (rc == 0) rc = sh_config_load(&m->cfg, ckpt, e);
   if (rc < 0) goto fail;
   m->layer = m->cfg.arch == SH_ARCH_LLAMA ? sh_llama_layer : sh_qwen35_layer;
-  rc = sh_weights_bind(&m->w, &m->cfg, ckpt, o, e);
+  rc = sh_weights_bind(&m->w, &m->cfg, ckpt, &fit, e);
   if (rc < 0) goto fail;
   rc = sh_model_bind(m, e);
   if (rc < 0) goto fail;

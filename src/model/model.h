@@ -11,8 +11,9 @@
 
 typedef struct sh_model sh_model;
 
-/* Reads the config and binds the weights (no copy, but of what is repacked: `o` says where to, NULL: the defaults). `ckpt` and `be`
- * are borrowed and must outlive the model. Caller frees with sh_model_free. */
+/* Reads the config and binds the weights (no copy, but of what is repacked: `o` says where to, NULL: the defaults; o->panels is
+ * followed where the backend computes with panels). `ckpt` and `be` are borrowed and must outlive the model. Caller frees with
+ * sh_model_free. */
 int sh_model_open(sh_model **out, const sh_ckpt *ckpt, sh_backend *be, const sh_repack_opts *o, sh_error *e);
 void sh_model_free(sh_model *m);
 /* Begins to read the bound weights into memory (base/prefetch.h), once; the wait for it, before the first forward. Without the two a pass

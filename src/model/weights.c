@@ -4,7 +4,11 @@
  * side, with the shape the config demands, so that one list of calls is the whole knowledge of layouts. Matrices stay in the map: a bound
  * model of 20 GB costs a few MB here. Small vectors are converted to float32 in the form that is computed with, because files differ (1 + w
  * stored or not, A_log or -exp(A_log)) and kernels must not. Quantized modules are asked for by the same calls: a matrix that is stored
- * packed becomes a view of formats/repack.h, whatever its neighbours are, and the repacking runs once at the end, when all are known. */
+ * packed becomes a view of formats/repack.h, whatever its neighbours are, and the repacking runs once at the end, when all are known.
+ *
+ * Where the mode is panels, every quantized matrix that a product reads becomes some. Rows stay: the embedding, of which single rows are
+ * looked up (a head tied to it gets panels of its own), and the router and the shared expert's switch, small matrices whose results are
+ * choices: int8 activations there would send tokens to other experts. */
 #include "model/weights.h"
 
 #include <math.h>
@@ -31,6 +35,10 @@ typedef struct binder {
   char name[192];   /* last name that was asked for */
   uint8_t *used;    /* [count of tensors] */
   bool in_mtp;
+  bool keep_rows; /* of the matrix being bound, whatever the mode */
+  const sh_repack_opts *o;
+  sh_head head;      /* what becomes of a head of floats; SH_HEAD_BF16: it stays */
+  bool head_rounded; /* that happened */
   sh_quant quant;
   const sh_w_audit *audit; /* NULL: the first error ends the binding */
   int rc;                  /* first error; later steps do nothing */
@@ -50,12 +58,20 @@ static size_t module_bytes(const sh_qmodule *m) {
   return bytes;
 }
 
+static void tell_found(binder *b, const sh_w_found *f) {
+  if (b->audit && !b->rc) b->audit->found(b->audit->ctx, f);
+}
+
 /* b->name was found, as one of the two. */
 static void tell(binder *b, const sh_ftensor *t, const sh_qmodule *m, const sh_wview *view) {
-  if (!b->audit || b->rc) return;
-  sh_w_found f = {
-      .name = b->name, .tensor = m ? m->weight : t, .module = m, .view = view, .bytes = m ? module_bytes(m) : t->bytes, .mtp = b->in_mtp};
-  b->audit->found(b->audit->ctx, &f);
+  const sh_w_found f = {.name = b->name,
+                        .tensor = m ? m->weight : t,
+                        .module = m,
+                        .view = view,
+                        .bytes = m ? module_bytes(m) : t->bytes,
+                        .mtp = b->in_mtp,
+                        .looked_up = view && view == &b->w->embed && (!b->c->tied || b->w->own_head)};
+  tell_found(b, &f);
 }
 
 /* --- Finding and checking */
@@ -133,6 +149,9 @@ static void mark_module(binder *b, const sh_qmodule *m) {
   b->w->dtypes |= 1u << (m->layout == SH_QL_F8 ? SH_F8_E4M3 : m->layout == SH_QL_I8 ? SH_I8 : m->bits == 8 ? SH_U8 : SH_I4);
 }
 
+/* MTP's matrices stay rows: no pass reads them. */
+static unsigned how_of(const binder *b) { return (b->in_mtp ? SH_REPACK_ASIDE | SH_REPACK_ROWS : 0) | (b->keep_rows ? SH_REPACK_ROWS : 0); }
+
 /* Whether the module of that name (b->name, with ".weight") is stored quantized: then out is its view, at the end of the binding at the
  * latest. An error counts as yes. */
 static bool quantized(binder *b, int64_t rows, int64_t cols, sh_wview *out) {
@@ -147,9 +166,33 @@ static bool quantized(binder *b, int64_t rows, int64_t cols, sh_wview *out) {
   if (b->rc || !found) return found;
   mark_module(b, &m);
   if (m.layout == SH_QL_F8) *out = sh_qmodule_f8_view(&m, 0, 0, rows);
-  else b->rc = sh_repack_add(b->w->private_repack, &m, out, b->in_mtp, b->e);
-  tell(b, NULL, &m, out);
+  else b->rc = sh_repack_add(b->w->private_repack, &m, out, how_of(b), b->e);
+  if (!b->rc) tell(b, NULL, &m, out);
   return true;
+}
+
+/* Whether there are weights other than floats, judged by what is declared and stored. */
+static bool is_quantized(const binder *b) {
+  if (b->quant.method != SH_QUANT_NONE) return true;
+  for (int i = 0; i < sh_ckpt_count(b->ck); i++) {
+    sh_dtype t = sh_ckpt_at(b->ck, i)->type;
+    if (sh_dtype_block(t) > 1 && sh_dequant_supported(t)) return true;
+  }
+  return false;
+}
+
+static void choose_head(binder *b) {
+  sh_head asked = b->o->panels ? b->o->head : SH_HEAD_BF16;
+  b->head = asked != SH_HEAD_AUTO ? asked : is_quantized(b) ? SH_HEAD_DEFAULT : SH_HEAD_BF16;
+}
+
+/* *out becomes what is computed with in place of the rows of `src`. */
+static void computed(binder *b, const sh_wview *src, sh_head head, sh_wview *out, unsigned how) {
+  if (!b->rc) b->rc = sh_repack_add_matrix(b->w->private_repack, src, head, out, how | how_of(b), b->e);
+}
+
+static void note_rounding(binder *b, sh_dtype stored) {
+  b->head_rounded = sh_dtype_is_panel(b->w->head.type) && (stored == SH_F32 || stored == SH_F16 || stored == SH_BF16);
 }
 
 /* Whether it is there. out must stay where it is until the binding is over: a repacked view is filled last. */
@@ -158,11 +201,22 @@ static bool matrix(binder *b, const char *scope, const char *hf, const char *ggu
   spell(b, scope, hf, gguf);
   if (!quantized(b, rows, cols, out)) {
     const sh_ftensor *t = weights_of(b, b->name, want, 2);
-    if (t) *out = view(t, 0, rows, cols);
-    if (t) tell(b, t, NULL, out);
+    sh_wview stored = t ? view(t, 0, rows, cols) : (sh_wview){0};
+    bool is_head = out == &b->w->head;
+    if (t) computed(b, &stored, is_head ? b->head : SH_HEAD_BF16, out, 0);
+    if (t && is_head) note_rounding(b, t->type);
+    if (t && !b->rc) tell(b, t, NULL, out);
   }
   bool ok = !b->rc;
   settle(b);
+  return ok;
+}
+
+/* The same for one that stays in rows. */
+static bool rows_matrix(binder *b, const char *scope, const char *hf, const char *gguf, int64_t rows, int64_t cols, sh_wview *out) {
+  b->keep_rows = true;
+  bool ok = matrix(b, scope, hf, gguf, rows, cols, out);
+  b->keep_rows = false;
   return ok;
 }
 
@@ -288,21 +342,26 @@ static stack fused(binder *b, const char *hf, const char *gguf, int64_t rows, in
   else s.t = weights_of(b, b->name, want, 3);
   if (!b->rc) {
     sh_wview first = s.t ? view(s.t, 0, rows, cols) : sh_qmodule_f8_view(&s.f8, 0, 0, rows);
+    if (b->o->panels && !b->in_mtp) (void)sh_panel_plan(&first, SH_HEAD_BF16, &first);
     tell(b, s.t, s.t ? NULL : &s.f8, &first);
   }
   settle(b);
   return s;
 }
 
-/* Rows [first, first + rows) of an expert's matrix. */
-static sh_wview cut(binder *b, const stack *s, int64_t expert, int64_t first, int64_t rows) {
-  if (b->rc || (!s->t && !s->f8.weight)) return (sh_wview){0};
-  if (s->t) return view(s->t, expert * s->rows + first, rows, s->cols);
+/* *out becomes rows [first, first + rows) of an expert's matrix. */
+static void cut(binder *b, const stack *s, int64_t expert, int64_t first, int64_t rows, sh_wview *out) {
+  if (b->rc || (!s->t && !s->f8.weight)) return;
+  if (s->t) {
+    sh_wview stored = view(s->t, expert * s->rows + first, rows, s->cols);
+    computed(b, &stored, SH_HEAD_BF16, out, 0);
+    return;
+  }
   if (first % s->f8.scale_rows && s->f8.scale_rows < s->rows)
     b->rc = sh_fail(b->e, SH_ERR_UNSUPPORTED, "%s: tensor %s: blocks of %lld rows straddle its halves of %lld", sh_ckpt_path(b->ck),
                     s->f8.weight->name, (long long)s->f8.scale_rows, (long long)first);
   settle(b);
-  return sh_qmodule_f8_view(&s->f8, expert, first, rows);
+  *out = sh_qmodule_f8_view(&s->f8, expert, first, rows);
 }
 
 /* Gate and up rows in one tensor [E, 2 I, H], gate first; or (GGUF) one tensor [E, I, H] each. */
@@ -316,8 +375,8 @@ static void bind_fused_inputs(binder *b, sh_w_moe *m) {
     up = fused(b, "mlp.experts.up_proj", "ffn_up_exps.weight", I, H);
   }
   for (int64_t e = 0; e < b->c->n_experts && !b->rc; e++) {
-    m->experts[e].gate = cut(b, &gate, e, 0, I);
-    m->experts[e].up = cut(b, &up, e, joint ? I : 0, I);
+    cut(b, &gate, e, 0, I, &m->experts[e].gate);
+    cut(b, &up, e, joint ? I : 0, I, &m->experts[e].up);
   }
 }
 
@@ -341,7 +400,7 @@ static void bind_experts(binder *b, sh_w_moe *m) {
   if (!single_out) down = fused(b, "mlp.experts.down_proj", "ffn_down_exps.weight", c->hidden, c->moe_ffn);
   for (int e = 0; e < c->n_experts && !b->rc; e++) {
     if (single_out) bind_single(b, e, "down_proj.weight", c->hidden, c->moe_ffn, &m->experts[e].down);
-    else m->experts[e].down = cut(b, &down, e, 0, c->hidden);
+    else cut(b, &down, e, 0, c->hidden, &m->experts[e].down);
   }
 }
 
@@ -350,7 +409,7 @@ static void bind_moe(binder *b, sh_w_layer *l) {
   const char *s = b->scope;
   sh_w_moe *m = sh_arena_alloc(b->w->private_arena, sizeof *m);
   /* the router first: it proves that the file knows that many experts */
-  if (m && !matrix(b, s, "mlp.gate.weight", "ffn_gate_inp.weight", c->n_experts, c->hidden, &m->router)) return;
+  if (m && !rows_matrix(b, s, "mlp.gate.weight", "ffn_gate_inp.weight", c->n_experts, c->hidden, &m->router)) return;
   if (m) m->experts = sh_arena_array(b->w->private_arena, (size_t)c->n_experts, sizeof *m->experts);
   if (!m || !m->experts) {
     b->rc = sh_fail(b->e, SH_ERR_NOMEM, "out of memory for %d experts", c->n_experts);
@@ -361,7 +420,7 @@ static void bind_moe(binder *b, sh_w_layer *l) {
   matrix(b, s, "mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight", c->shared_ffn, c->hidden, &m->shared_gate);
   matrix(b, s, "mlp.shared_expert.up_proj.weight", "ffn_up_shexp.weight", c->shared_ffn, c->hidden, &m->shared_up);
   matrix(b, s, "mlp.shared_expert.down_proj.weight", "ffn_down_shexp.weight", c->hidden, c->shared_ffn, &m->shared_down);
-  matrix(b, s, "mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", 1, c->hidden, &m->shared_expert_gate);
+  rows_matrix(b, s, "mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", 1, c->hidden, &m->shared_expert_gate);
   l->moe = m;
 }
 
@@ -425,13 +484,37 @@ static void find_root(binder *b) {
   }
 }
 
+/* A head of its own for a tied embedding, where that lies in rows that become panels. */
+static void bind_tied_head(binder *b) {
+  sh_wview stored = b->w->embed;
+  const sh_ftensor *t = sh_ckpt_find(b->ck, b->name);
+  b->w->head = stored;
+  if (!b->w->own_head || !t) return;
+  computed(b, &stored, b->head, &b->w->head, SH_REPACK_SHARED);
+  note_rounding(b, t->type);
+  spell(b, "", "lm_head.weight", "output.weight");
+  const sh_w_found f = {.name = b->name, .tensor = t, .view = &b->w->head, .shared = true};
+  tell_found(b, &f);
+  settle(b);
+}
+
+/* Whether a tied embedding of that type and width gets panels as a head beside it. */
+static bool has_own_head(binder *b, const char *scope) {
+  const sh_ftensor *t = sh_ckpt_find(b->ck, spell(b, scope, "embed_tokens.weight", "token_embd.weight"));
+  sh_wview plan = {.rows = b->c->vocab_size, .cols = b->c->hidden};
+  if (!b->o->panels || !b->c->tied || !t) return false;
+  plan.type = t->type;
+  return !sh_dtype_has_groups(t->type) && sh_panel_plan(&plan, b->head, &plan);
+}
+
 static void bind_ends(binder *b) {
   const sh_config *c = b->c;
   const char *s = c->from_gguf ? "" : b->root;
-  matrix(b, s, "embed_tokens.weight", "token_embd.weight", c->vocab_size, c->hidden, &b->w->embed);
+  b->w->own_head = has_own_head(b, s);
+  rows_matrix(b, s, "embed_tokens.weight", "token_embd.weight", c->vocab_size, c->hidden, &b->w->embed);
+  if (c->tied) bind_tied_head(b);
   gain(b, s, "norm.weight", "output_norm.weight", c->hidden, &b->w->final_norm);
-  if (c->tied) b->w->head = b->w->embed;
-  else matrix(b, "", "lm_head.weight", "output.weight", c->vocab_size, c->hidden, &b->w->head);
+  if (!c->tied) matrix(b, "", "lm_head.weight", "output.weight", c->vocab_size, c->hidden, &b->w->head);
 }
 
 /* The number of the layer a tensor belongs to; -1: none of the main model's. */
@@ -490,23 +573,32 @@ static void ask_for_vectors(const sh_ckpt *ck) {
   }
 }
 
+/* --head that cannot be followed is said: the head is stored in integers, or groups of 32 do not divide its rows. */
+static void check_head(const binder *b) {
+  if (!b->o->panels || b->o->head == SH_HEAD_AUTO || b->o->head == SH_HEAD_BF16 || b->head_rounded) return;
+  sh_log(SH_LOG_WARN,
+         "the head keeps the precision it is stored in: --head is for heads of F32, F16 or BF16, whose width is a multiple of 32");
+}
+
 /* What had to wait until everything was found. */
-static void repack(binder *b, const sh_repack_opts *o) {
+static void repack(binder *b) {
   sh_weights *w = b->w;
   size_t rewritten, replaced;
-  b->rc = b->audit ? sh_repack_check(w->private_repack, b->e) : sh_repack_run(w->private_repack, o, b->e);
+  b->rc = b->audit ? sh_repack_check(w->private_repack, b->e) : sh_repack_run(w->private_repack, b->e);
   settle(b);
   if (b->rc) return;
   w->repacked_bytes = sh_repack_bytes(w->private_repack);
   w->repacked_in_memory = sh_repack_result(w->private_repack) == SH_REPACK_MEMORY;
   sh_repack_count(w->private_repack, &rewritten, &replaced);
   w->held_bytes = w->bytes - w->mtp_bytes - replaced + (w->repacked_in_memory ? w->repacked_bytes : rewritten);
-  if (b->c->tied) w->head = w->embed;
+  if (b->c->tied && !w->own_head) w->head = w->embed;
+  check_head(b);
 }
 
 static int bind_all(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const sh_repack_opts *o, const sh_w_audit *audit, sh_error *e) {
+  static const sh_repack_opts DEFAULTS;
   memset(w, 0, sizeof *w);
-  binder b = {.w = w, .c = c, .ck = ck, .e = e, .root = "", .audit = audit};
+  binder b = {.w = w, .c = c, .ck = ck, .e = e, .root = "", .audit = audit, .o = o ? o : &DEFAULTS};
   w->private_arena = sh_arena_new(MAX_OWNED);
   b.used = sh_calloc((size_t)sh_ckpt_count(ck) + 1, 1);
   if (w->private_arena) w->layers = sh_arena_array(w->private_arena, (size_t)c->n_layers, sizeof *w->layers);
@@ -514,8 +606,9 @@ static int bind_all(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const 
   w->n_layers = b.rc ? 0 : c->n_layers;
   if (!b.rc) b.rc = sh_quant_parse(&b.quant, sh_ckpt_config(ck), e);
   settle(&b);
-  if (!b.rc) b.rc = sh_repack_new(&w->private_repack, ck, e);
+  if (!b.rc) b.rc = sh_repack_new(&w->private_repack, ck, b.o, e);
   if (!b.rc) {
+    choose_head(&b);
     if (!c->from_gguf) ask_for_vectors(ck);
     find_root(&b);
     bind_ends(&b);
@@ -529,7 +622,7 @@ static int bind_all(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const 
   if (!b.rc) bind_mtp(&b);
   if (!b.rc) account_rest(&b);
   sh_ckpt_sparse(ck, false);
-  if (!b.rc) repack(&b, o);
+  if (!b.rc) repack(&b);
   sh_free(b.used);
   if (b.rc) sh_weights_free(w);
   return b.rc;
@@ -539,9 +632,9 @@ int sh_weights_bind(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const 
   return bind_all(w, c, ck, o, NULL, e);
 }
 
-int sh_weights_audit(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const sh_w_audit *a, sh_error *e) {
+int sh_weights_audit(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const sh_repack_opts *o, const sh_w_audit *a, sh_error *e) {
   sh_error local = {0}; /* what is told is taken from it */
-  return bind_all(w, c, ck, NULL, a, e ? e : &local);
+  return bind_all(w, c, ck, o, a, e ? e : &local);
 }
 
 void sh_weights_free(sh_weights *w) {
@@ -566,7 +659,8 @@ static void add_span(span_list *l, const uint8_t *p, size_t n) {
 
 static void add_view(span_list *l, const sh_wview *v) {
   int64_t scale_rows = v->scale_rows > 0 ? (v->rows + v->scale_rows - 1) / v->scale_rows : 0;
-  add_span(l, v->data, (size_t)v->rows * v->row_bytes);
+  int64_t rows = sh_dtype_is_panel(v->type) ? sh_panel_count(v->rows) * SH_PANEL_ROWS : v->rows;
+  add_span(l, v->data, (size_t)rows * v->row_bytes);
   add_span(l, v->scales, (size_t)scale_rows * v->scale_row_bytes);
   add_span(l, v->zeros, (size_t)v->rows * v->zero_row_bytes);
 }

@@ -1,5 +1,5 @@
-/* A checkpoint's tensors bound to named fields. Matrices are views into the map (zero copy), or, for quantized layouts that the kernels do
- * not read, into memory or a cache file that they were repacked to (formats/repack.h); small vectors are owned float32 arrays in the form
+/* A checkpoint's tensors bound to named fields. Matrices are views into the map (zero copy), or, where the kernels read them in another
+ * form, into memory or a cache file that they were repacked to (formats/repack.h); small vectors are owned float32 arrays in the form
  * the computation wants, whatever the file stored. Immutable after sh_weights_bind; shared by all threads. Letters of shapes:
  * model/config.h. */
 #ifndef SH_MODEL_WEIGHTS_H
@@ -55,7 +55,8 @@ typedef struct sh_w_mtp {
 
 typedef struct sh_weights {
   sh_wview embed;          /* [V, H] */
-  sh_wview head;           /* [V, H]; the same view as embed when tied */
+  sh_wview head;           /* [V, H]; the same view as embed when tied, unless own_head */
+  bool own_head;           /* tied, and the head is panels beside the embedding's rows */
   const float *final_norm; /* [H] */
   sh_w_layer *layers;      /* [n_layers] */
   int n_layers;
@@ -63,7 +64,7 @@ typedef struct sh_weights {
   size_t bytes;            /* of all bound tensors as stored, MTP's included */
   size_t mtp_bytes;        /* MTP's part of it */
   size_t held_bytes;       /* that must stay in memory: what a pass reads, and all of what was repacked into memory */
-  uint32_t dtypes;         /* bit 1u << sh_dtype for every type among the bound matrices */
+  uint32_t dtypes;         /* bit 1u << sh_dtype for every type among the bound matrices, as stored */
   int n_visual;            /* tensors of the vision tower, left alone */
   int n_unused;            /* other tensors nobody asked for (named in the debug log) */
   size_t repacked_bytes;   /* of the parts that were rewritten, in memory or in a mapped cache file */
@@ -82,8 +83,10 @@ typedef struct sh_w_found {
   const sh_ftensor *tensor; /* as it is stored; of a quantized module: its weight */
   const sh_qmodule *module; /* NULL: plain */
   const sh_wview *view;     /* a matrix as it will be computed with (all experts of a fused tensor: the first); NULL: a vector */
-  size_t bytes;             /* of everything stored for it */
+  size_t bytes;             /* of everything stored for it; 0 when shared */
   bool mtp;
+  bool looked_up; /* single rows of it are read, no product is computed with it */
+  bool shared;    /* a tied head with a form of its own: the tensor was told as the embedding before */
 } sh_w_found;
 typedef struct sh_w_audit {
   void *ctx;
@@ -91,9 +94,9 @@ typedef struct sh_w_audit {
   void (*problem)(void *ctx, int code, const char *text); /* sh_weights_bind would have stopped here */
   void (*unused)(void *ctx, const sh_ftensor *t, bool visual);
 } sh_w_audit;
-/* Fills w as far as it can (only counts and flags are of use), repacks nothing. Returns 0 also when there were problems; SH_ERR_NOMEM.
- * Free with sh_weights_free. */
-int sh_weights_audit(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const sh_w_audit *a, sh_error *e);
+/* Fills w as far as it can (only counts and flags are of use), repacks nothing; o: for which mode. Returns 0 also when there were problems;
+ * SH_ERR_NOMEM. Free with sh_weights_free. */
+int sh_weights_audit(sh_weights *w, const sh_config *c, const sh_ckpt *ck, const sh_repack_opts *o, const sh_w_audit *a, sh_error *e);
 void sh_weights_free(sh_weights *w); /* accepts a zeroed or half-built struct */
 
 /* Where the matrices that a pass reads lie in mapped files (what was repacked into memory is left out, and MTP's): *out [*n], caller frees

@@ -1,9 +1,9 @@
 /* `sheng inspect`: the order of an inspection, its files and its plans. Main thread.
  *
  * A broken model is the normal case here, so a step that fails leaves an issue and the next one takes what there is: without weights the
- * config, the tokenizer and the template are still read, without a config the files are still listed. When no step found anything wrong
- * and nothing has to be repacked, the engine is opened as serve would open it (maps and small vectors, no computing): the verdict is then
- * what the engine says and not what this file believes.
+ * config, the tokenizer and the template are still read, without a config the files are still listed. When no step found anything wrong,
+ * the engine is opened as serve would open it (maps and small vectors, nothing repacked, no computing): the verdict is then what the engine
+ * says and not what this file believes.
  *
  * Refused: a warm-up step, which reads all weights, minutes on a cold disk; and a repair mode. */
 #include "ops/inspect_parts.h"
@@ -30,17 +30,20 @@ enum { MAX_TEXT = 800, MAX_INDEX = 1 << 20 }; /* bytes of a name or sentence; te
 const sh_opt sh_inspect_option_table[] = {
     {"json", NULL, SH_OPT_FLAG, AT(json), 0, 0, NULL, NULL, REPORT, NULL, "One JSON object in place of the text."},
     {"cpu", NULL, SH_OPT_ENUM, AT(cpu), 0, 0, "native|avx2|baseline", "SHENG_CPU", REPORT, "LEVEL", "Instruction sets to plan with."},
+    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, "auto|int4|int6|int8|bf16", "SHENG_HEAD", PLAN, "TYPE",
+     "Plan for a head rounded to this, as serve --head."},
     {"context", NULL, SH_OPT_LIST, AT(context), 0, 0, NULL, NULL, PLAN, "TOKENS",
      "Contexts to plan for; by default 4096, 32768 and what the model is made for."},
     {"memory", "memory-limit", SH_OPT_SIZE, AT(memory), 0, 0, NULL, "SHENG_MEMORY_LIMIT", PLAN, "SIZE",
      "Count this much as the machine's memory; 0 asks the system."},
     {"memory-utilization", "gpu-memory-utilization", SH_OPT_FLOAT, AT(memory_utilization), 0.01, 1, NULL, "SHENG_MEMORY_UTILIZATION", PLAN,
      "SHARE", "Share of the memory that may be used, weights included."},
-    {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, "SHENG_EXACT", PLAN, NULL, "Plan for float32 keys and values, as serve --exact."},
+    {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, "SHENG_EXACT", PLAN, NULL,
+     "Plan for float32 on the stored weights and float32 keys and values, as serve --exact."},
     {0},
 };
 #undef AT
-const sh_inspect_options sh_inspect_option_defaults = {.memory_utilization = 0.9, .cpu = "native"};
+const sh_inspect_options sh_inspect_option_defaults = {.memory_utilization = 0.9, .cpu = "native", .head = "auto"};
 
 /* --- Issues */
 
@@ -245,6 +248,7 @@ static void ask_engine(sh_insp *p) {
                                .memory_utilization = p->o->memory_utilization,
                                .memory_limit = p->o->memory,
                                .exact = p->o->exact,
+                               .head = p->o->head,
                                .plan_only = true,
                                .cpu = p->o->cpu};
   if (sh_engine_open(&g, &o, &e)) sh_insp_issue_add(p, true, "engine", "%s", e.text);
@@ -264,7 +268,7 @@ static int inspect(sh_insp *p) {
   sh_insp_template_read(p);
   sh_insp_generation_read(p);
   if (p->has_config) plan_memory(p);
-  if (!p->n_fatal && !p->w.repacked_bytes) ask_engine(p);
+  if (!p->n_fatal) ask_engine(p);
   return p->no_memory ? sh_fail(p->e, SH_ERR_NOMEM, "out of memory for the report") : 0;
 }
 
@@ -275,6 +279,9 @@ static int check_options(const sh_inspect_options *o, sh_error *e) {
       return sh_fail(e, SH_ERR_ARG, "context is %.40s; a number of tokens from 2 on is wanted", o->context.v[i]);
   }
   if (o->context.n > SH_INSP_PLANS) return sh_fail(e, SH_ERR_ARG, "at most %d contexts can be planned at once", SH_INSP_PLANS);
+  sh_head head;
+  int rc = sh_head_parse(o->head, o->exact, &head, e);
+  if (rc) return rc;
   return o->memory < 0 ? sh_fail(e, SH_ERR_ARG, "memory must not be negative") : 0;
 }
 

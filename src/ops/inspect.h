@@ -12,7 +12,7 @@ typedef struct sh_inspect_options {
   sh_strlist context; /* tokens, as text */
   int64_t memory;     /* bytes; 0 = that of the cgroup or machine */
   double memory_utilization;
-  const char *cpu;
+  const char *cpu, *head;
 } sh_inspect_options;
 
 extern const sh_opt sh_inspect_option_table[];

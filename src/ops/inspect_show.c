@@ -136,8 +136,8 @@ static void show_weights(const sh_insp *p, sh_buf *b) {
   item(&l, "%s", size((int64_t)p->w.bytes, s));
   if (p->quant.method) item(&l, "quantized by %s", sh_quant_name(p->quant.method));
   if (p->w.repacked_bytes)
-    item(&l, "%s of it rewritten at %s", size((int64_t)p->w.repacked_bytes, r),
-         p->w.repacked_bytes >= (size_t)64 << 20 ? "the first start, then cached" : "every start");
+    item(&l, p->w.repacked_bytes >= (size_t)64 << 20 ? "repacked at the first start into a cache of %s" : "repacked at every start, %s",
+         size((int64_t)p->w.repacked_bytes, r));
   end(&l);
   sh_buf_printf(b, "  %-18s %-22s %8s %10s  %s\n", "group", "stored as", "tensors", "size", "computed by");
   for (int i = 0; i < p->n_rows; i++) {

@@ -75,6 +75,10 @@ static int group_of(const sh_w_found *f) {
 
 static void format_of(const sh_w_found *f, char *buf, size_t size) {
   const sh_qmodule *m = f->module;
+  if (f->shared) {
+    snprintf(buf, size, "the embedding's");
+    return;
+  }
   if (!m) {
     snprintf(buf, size, "%s", f->tensor->type_name);
     return;
@@ -90,7 +94,7 @@ static void format_of(const sh_w_found *f, char *buf, size_t size) {
 }
 
 /* Asks the backend for its opinion and its kernel. */
-static void kernel_of(sh_insp *p, const sh_w_found *f, int group, char *buf, size_t size) {
+static void kernel_of(sh_insp *p, const sh_w_found *f, char *buf, size_t size) {
   sh_weight *w = NULL;
   sh_error e = {0};
   buf[0] = 0;
@@ -103,7 +107,7 @@ static void kernel_of(sh_insp *p, const sh_w_found *f, int group, char *buf, siz
   } else {
     p->be->ops->weight_free(p->be, w);
     p->be->ops->weight_kernel(p->be, f->view, buf, size);
-    if (group == G_EMBED && !p->cfg.tied) snprintf(buf, size, "rows are looked up");
+    if (f->looked_up) snprintf(buf, size, "rows are looked up");
   }
 }
 
@@ -128,9 +132,9 @@ static void on_found(void *ctx, const sh_w_found *f) {
   char format[96], kernel[96];
   int group = group_of(f);
   format_of(f, format, sizeof format);
-  kernel_of(p, f, group, kernel, sizeof kernel);
+  kernel_of(p, f, kernel, sizeof kernel);
   sh_insp_row *r = row_of(p, group, format, kernel);
-  r->tensors++;
+  r->tensors += !f->shared;
   r->bytes += (int64_t)f->bytes;
   p->n_mtp += f->mtp;
 }
@@ -160,7 +164,9 @@ int sh_insp_weights(sh_insp *p) {
   const sh_w_audit audit = {p, on_found, on_problem, on_unused};
   if (sh_model_config_check(&p->cfg, &e)) sh_insp_issue_add(p, true, "config", "%s", e.text);
   if (sh_quant_parse(&p->quant, sh_ckpt_config(p->ck), &e)) p->quant.method = SH_QUANT_NONE;
-  int rc = sh_weights_audit(&p->w, &p->cfg, p->ck, &audit, p->e);
+  sh_repack_opts o = {.panels = !p->o->exact && sh_backend_takes_panels(p->be)};
+  int rc = sh_head_parse(p->o->head, p->o->exact, &o.head, p->e);
+  if (!rc) rc = sh_weights_audit(&p->w, &p->cfg, p->ck, &o, &audit, p->e);
   if (rc) return rc;
   p->has_weights = true;
   if (p->n_unused)

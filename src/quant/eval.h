@@ -15,7 +15,8 @@ typedef struct sh_eval_opts {
   int seq_len;         /* tokens of a window; 0: 512 */
   int samples;         /* windows at most; 0: all */
   int prompts;         /* for the common greedy prefix; 0: none. Needs `against` */
-  bool exact;          /* keys and values in float32 */
+  bool exact;          /* float32 on the stored weights; keys and values in float32 */
+  const char *head;    /* what a head of floats is rounded to, of both models; NULL: auto (SH_HEAD_NAMES) */
   int threads;         /* 0: every usable core */
   const char *cpu;     /* NULL: native */
   const char *cache_dir;

@@ -37,9 +37,10 @@ static int no_memory(sh_error *e) { return sh_fail(e, SH_ERR_NOMEM, "out of memo
 
 int sh_eval_side_open(sh_eval_side *s, const char *path, const sh_eval_opts *o, sh_error *e) {
   const sh_backend_opts bo = {.threads = o->threads, .cpu = o->cpu};
-  const sh_repack_opts repack = {.cache_dir = o->cache_dir, .threads = o->threads};
+  sh_repack_opts repack = {.panels = !o->exact, .cache_dir = o->cache_dir, .threads = o->threads};
   size_t n;
-  int rc = sh_ckpt_open(&s->ckpt, path, 0, e);
+  int rc = sh_head_parse(o->head, o->exact, &repack.head, e);
+  if (rc == 0) rc = sh_ckpt_open(&s->ckpt, path, 0, e);
   if (rc == 0) rc = sh_backend_cpu_new(&s->be, &bo, e);
   if (rc == 0) rc = sh_model_open(&s->m, s->ckpt, s->be, &repack, e);
   if (rc < 0) return rc;

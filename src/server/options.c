@@ -74,6 +74,9 @@ const sh_opt sh_serve_option_table[] = {
     {"step-ms", NULL, SH_OPT_INT, AT(step_ms), 0, 10000, NULL, "SHENG_STEP_MS", CAPACITY, "MS",
      "Target time of a step that reads prompts: shorter answers a hang-up sooner, longer reads prompts faster. 0 is 100."},
 
+    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, "auto|int4|int6|int8|bf16", "SHENG_HEAD", COMPUTE, "TYPE",
+     "What a head stored in floats is rounded to: int4, int6, int8 (scales per 32 columns), or bf16, as stored; auto: int8 where the other "
+     "weights are quantized, else bf16."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, "SHENG_EXACT", COMPUTE, NULL,
      "float32 everywhere, the KV cache too: the reference numbers."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, "SHENG_THREADS", COMPUTE, "N",
@@ -102,6 +105,7 @@ const sh_serve_options sh_serve_option_defaults = {
     .max_logprobs = 20,
     .memory_utilization = 0.9,
     .tensor_parallel = 1,
+    .head = "auto",
     .cpu = "native",
     .log_level = "info",
 };
@@ -155,6 +159,7 @@ void sh_serve_engine_options(const sh_serve_options *o, const char *chat_templat
       .quantization = o->quantization,
       .cache_dir = o->cache_dir,
       .exact = o->exact,
+      .head = o->head,
       .threads = o->threads,
       .cpu = o->cpu,
       .step_ms = o->step_ms,

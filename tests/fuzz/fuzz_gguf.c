@@ -77,6 +77,24 @@ static void read_last_row(const sh_wview *v) {
   sh_free(row);
 }
 
+static void bind(const sh_ckpt *ck, bool panels) {
+  const sh_repack_opts o = {.panels = panels, .cache_dir = "", .threads = 1};
+  sh_config c;
+  sh_weights w = {0};
+  sh_error e = {0};
+  int rc = sh_config_load(&c, ck, &e);
+  if (!rc) rc = sh_weights_bind(&w, &c, ck, &o, &e);
+  if (rc) must(e.text[0] && sh_utf8_valid(e.text, strlen(e.text)), "a refusal of the model has a sentence");
+  for (int i = 0; !rc && i < w.n_layers; i++) {
+    const sh_w_layer *l = &w.layers[i];
+    const sh_wview *v[] = {&l->q, &l->k, &l->v, &l->o, &l->in_qkv, &l->in_z, &l->in_a, &l->in_b, &l->lin_out, &l->gate, &l->up, &l->down};
+    for (size_t k = 0; k < sizeof v / sizeof v[0]; k++) read_last_row(v[k]);
+    if (l->moe) read_last_row(&l->moe->experts[c.n_experts - 1].up);
+  }
+  if (!rc) read_last_row(&w.head);
+  sh_weights_free(&w);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
   sh_log_set_level(SH_LOG_ERROR);
   const char *path = as_file(data, n);
@@ -88,19 +106,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     return 0;
   }
   read_all(sh_ckpt_gguf(ck));
-  sh_config c;
-  sh_weights w = {0};
-  rc = sh_config_load(&c, ck, &e);
-  if (!rc) rc = sh_weights_bind(&w, &c, ck, NULL, &e);
-  if (rc) must(e.text[0] && sh_utf8_valid(e.text, strlen(e.text)), "a refusal of the model has a sentence");
-  for (int i = 0; !rc && i < w.n_layers; i++) {
-    const sh_w_layer *l = &w.layers[i];
-    const sh_wview *v[] = {&l->q, &l->k, &l->v, &l->o, &l->in_qkv, &l->in_z, &l->in_a, &l->in_b, &l->lin_out, &l->gate, &l->up, &l->down};
-    for (size_t k = 0; k < sizeof v / sizeof v[0]; k++) read_last_row(v[k]);
-    if (l->moe) read_last_row(&l->moe->experts[c.n_experts - 1].up);
-  }
-  if (!rc) read_last_row(&w.head);
-  sh_weights_free(&w);
+  bind(ck, false);
+  bind(ck, true);
   sh_ckpt_close(ck);
   return 0;
 }

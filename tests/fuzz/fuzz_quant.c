@@ -60,7 +60,8 @@ static void check_order(const sh_wview *v) {
 static void check_view(const sh_wview *v, int64_t rows, int64_t cols) {
   static volatile unsigned sink;
   float row[MOST];
-  must(v->rows == rows && v->cols == cols && v->data && v->scales, "a view is complete");
+  bool panels = sh_dtype_is_panel(v->type);
+  must(v->rows == rows && v->cols == cols && v->data && (v->scales || panels), "a view is complete");
   must(v->type == SH_F8_E4M3 || (v->group > 0 && cols % v->group == 0 && v->scale_rows == 1), "groups divide columns");
   if (v->perm) check_order(v);
   for (int64_t r = 0; r < rows; r++) {
@@ -71,7 +72,8 @@ static void check_view(const sh_wview *v, int64_t rows, int64_t cols) {
   }
 }
 
-static int open_module(const sh_ckpt *ck, int64_t rows, int64_t cols, sh_error *e) {
+static int open_module(const sh_ckpt *ck, int64_t rows, int64_t cols, bool panels, sh_error *e) {
+  const sh_repack_opts o = {.panels = panels, .cache_dir = "", .threads = 1};
   sh_quant q;
   sh_qmodule m;
   sh_wview v = {0};
@@ -83,9 +85,9 @@ static int open_module(const sh_ckpt *ck, int64_t rows, int64_t cols, sh_error *
   if (m.layout == SH_QL_F8) {
     v = sh_qmodule_f8_view(&m, 0, 0, rows);
   } else {
-    rc = sh_repack_new(&r, ck, e);
-    if (!rc) rc = sh_repack_add(r, &m, &v, false, e);
-    if (!rc) rc = sh_repack_run(r, &(sh_repack_opts){.cache_dir = "", .threads = 1}, e);
+    rc = sh_repack_new(&r, ck, &o, e);
+    if (!rc) rc = sh_repack_add(r, &m, &v, 0, e);
+    if (!rc) rc = sh_repack_run(r, e);
   }
   if (!rc) check_view(&v, rows, cols);
   sh_repack_free(r);
@@ -110,7 +112,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
   sh_ckpt *ck;
   sh_error e = {0};
   int rc = sh_ckpt_open(&ck, folder, 0, &e);
-  if (!rc) rc = open_module(ck, rows, cols, &e);
+  if (!rc) rc = open_module(ck, rows, cols, false, &e);
+  if (!rc) must(open_module(ck, rows, cols, true, &e) == 0, "what can be read as rows can be read as panels");
   if (rc) must(e.text[0] && sh_utf8_valid(e.text, strlen(e.text)), "a refusal has a sentence");
   sh_ckpt_close(ck);
   return 0;

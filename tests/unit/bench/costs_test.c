@@ -119,8 +119,20 @@ static void timing_calls_changes_no_bit_and_finds_every_kind(void **state) {
   close_model(&o);
 }
 
+/* Nine rows are two panels, whatever is in them. */
+static void panels_are_counted_whole(void **state) {
+  (void)state;
+  int32_t perm[64] = {0};
+  sh_wview v = {.type = SH_P4, .rows = 9, .cols = 64, .group = 32, .row_bytes = 48};
+  assert_int_equal(sh_view_bytes(&v), 16 * 48);
+  v.perm = perm;
+  assert_int_equal(sh_view_bytes(&v), 16 * 48 + sizeof perm);
+  assert_int_equal(sh_view_bytes(&(sh_wview){.type = SH_P4}), 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(panels_are_counted_whole),
       cmocka_unit_test(a_moe_model_is_counted_as_by_hand),
       cmocka_unit_test(a_quantized_model_is_counted_with_scales_and_zero_points),
       cmocka_unit_test(a_step_reads_weights_once_and_what_its_sequences_hold),

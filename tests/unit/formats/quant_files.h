@@ -174,13 +174,15 @@ typedef struct qopen {
   sh_repack *r;
 } qopen;
 
-static inline int qo_open(qopen *o, sh_error *e) {
+static inline int qo_open_as(qopen *o, const sh_repack_opts *opts, sh_error *e) {
   memset(o, 0, sizeof *o);
   int rc = sh_ckpt_open(&o->ck, temp_dir, 0, e);
   if (!rc) rc = sh_quant_parse(&o->q, sh_ckpt_config(o->ck), e);
-  if (!rc) rc = sh_repack_new(&o->r, o->ck, e);
+  if (!rc) rc = sh_repack_new(&o->r, o->ck, opts, e);
   return rc;
 }
+
+static inline int qo_open(qopen *o, sh_error *e) { return qo_open_as(o, NULL, e); }
 
 static inline int qo_add(qopen *o, const char *base, int64_t rows, int64_t cols, sh_wview *v, sh_error *e) {
   sh_qmodule m;
@@ -189,7 +191,7 @@ static inline int qo_add(qopen *o, const char *base, int64_t rows, int64_t cols,
   if (rc) return rc;
   if (!found) fail_msg("%s is not found", base);
   if (m.layout == SH_QL_F8) *v = sh_qmodule_f8_view(&m, 0, 0, rows);
-  else rc = sh_repack_add(o->r, &m, v, false, e);
+  else rc = sh_repack_add(o->r, &m, v, 0, e);
   return rc;
 }
 

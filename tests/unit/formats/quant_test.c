@@ -402,7 +402,7 @@ static void broken_modules_are_named_with_both_numbers(void **state) {
     sh_error e = {0};
     if (qo_open(&o, &e)) fail_msg("%s", e.text);
     int rc = qo_add(&o, "m", x->spec->rows, x->spec->cols, &v, &e);
-    if (!rc) rc = sh_repack_run(o.r, NULL, &e);
+    if (!rc) rc = sh_repack_run(o.r, &e);
     if (rc != x->code) fail_msg("fault %zu (%s): %d %s", i, x->says, rc, e.text);
     assert_says(e.text, x->says);
     assert_says(e.text, temp_dir);
@@ -465,7 +465,7 @@ static void a_declared_size_that_divides_wins_over_one_that_does_not(void **stat
   sh_wview v;
   sh_error e = {0};
   if (qo_open(&o, &e)) fail_msg("%s", e.text);
-  if (qo_add(&o, "m", 16, 64, &v, &e) || sh_repack_run(o.r, NULL, &e)) fail_msg("%s", e.text);
+  if (qo_add(&o, "m", 16, 64, &v, &e) || sh_repack_run(o.r, &e)) fail_msg("%s", e.text);
   assert_int_equal(v.group, 32);
   qo_close(&o);
   qf_free(f);

@@ -16,6 +16,8 @@
 
 enum { MAX_MODULES = 64 };
 
+static bool panels; /* the mode that a test runs in; most run in both */
+
 /* --- What comes out */
 
 static float *weights_of(const qspec *s) { return malloc((size_t)s->rows * (size_t)s->cols * sizeof(float)); }
@@ -58,15 +60,21 @@ static void repacked_weights_are_those_of_the_layout(void **state) {
       qopen o;
       sh_wview v;
       sh_error e = {0};
-      int rc = qo_open(&o, &e);
+      int rc = qo_open_as(&o, &(sh_repack_opts){.panels = panels, .threads = 1 + i % 3}, &e);
       if (!rc) rc = qo_add(&o, "m", s.rows, s.cols, &v, &e);
-      if (!rc) rc = sh_repack_run(o.r, &(sh_repack_opts){.threads = 1 + i % 3}, &e);
+      if (!rc) rc = sh_repack_run(o.r, &e);
       if (rc) fail_msg("%s", e.text);
       expect_weights(&v, want);
       assert_true(!s.sym || !v.zeros);
       assert_true(!v.perm == !(s.act_order && s.group < s.cols));
-      if (s.layout == SH_QL_ROWS && !v.perm) assert_ptr_equal(v.data, sh_ckpt_find(o.ck, "m.weight_packed")->data); /* no copy */
-      if (s.layout == SH_QL_I8) assert_ptr_equal(v.data, sh_ckpt_find(o.ck, "m.weight")->data);
+      assert_int_equal(sh_dtype_is_panel(v.type), panels);
+      if (panels) {
+        assert_int_equal(v.type, s.bits == 4 ? SH_P4 : SH_P8);
+        assert_int_equal(v.panel_offset, s.sym ? SH_PANEL_MIDDLE : SH_PANEL_ZERO);
+      } else {
+        if (s.layout == SH_QL_ROWS && !v.perm) assert_ptr_equal(v.data, sh_ckpt_find(o.ck, "m.weight_packed")->data); /* no copy */
+        if (s.layout == SH_QL_I8) assert_ptr_equal(v.data, sh_ckpt_find(o.ck, "m.weight")->data);
+      }
       assert_int_equal((uintptr_t)v.perm % 4, 0);
       qo_close(&o);
       qf_free(f);
@@ -86,7 +94,7 @@ static void sorted_columns_keep_their_order_inside_a_group(void **state) {
   qopen o;
   sh_wview v;
   sh_error e = {0};
-  if (qo_open(&o, &e) || qo_add(&o, "m", 8, 96, &v, &e) || sh_repack_run(o.r, NULL, &e)) fail_msg("%s", e.text);
+  if (qo_open(&o, &e) || qo_add(&o, "m", 8, 96, &v, &e) || sh_repack_run(o.r, &e)) fail_msg("%s", e.text);
   const int32_t *of = (const int32_t *)(const void *)qf_data(f, "m.g_idx");
   for (int c = 0; c < 96; c++) {
     assert_int_equal(of[v.perm[c]], c / 32);
@@ -108,14 +116,14 @@ static void an_order_of_minus_ones_is_none(void **state) {
   qopen o;
   sh_wview v;
   sh_error e = {0};
-  if (qo_open(&o, &e) || qo_add(&o, "m", 8, 64, &v, &e) || sh_repack_run(o.r, NULL, &e)) fail_msg("%s", e.text);
+  if (qo_open(&o, &e) || qo_add(&o, "m", 8, 64, &v, &e) || sh_repack_run(o.r, &e)) fail_msg("%s", e.text);
   assert_null(v.perm);
   expect_weights(&v, want);
   memset(qf_data(f, "m.weight_g_idx"), 0, 4); /* one column has a group, the others none */
   qf_write(f, qf_config(&s));
   qo_close(&o);
   if (qo_open(&o, &e) || qo_add(&o, "m", 8, 64, &v, &e)) fail_msg("%s", e.text);
-  assert_int_equal(sh_repack_run(o.r, NULL, &e), SH_ERR_FORMAT);
+  assert_int_equal(sh_repack_run(o.r, &e), SH_ERR_FORMAT);
   assert_says(e.text, "group 0 has 1 columns, 32 are wanted");
   qo_close(&o);
   qf_free(f);
@@ -168,11 +176,15 @@ static sh_repack_where start(const model *m, sh_repack_opts o) {
   sh_wview v[MAX_MODULES];
   sh_error e = {0};
   if (!o.cache_min) o.cache_min = 1;
-  int rc = qo_open(&q, &e);
+  o.panels = panels;
+  int rc = qo_open_as(&q, &o, &e);
   for (int i = 0; i < m->n && !rc; i++) rc = qo_add(&q, m->names[i], m->spec[i].rows, m->spec[i].cols, &v[i], &e);
-  if (!rc) rc = sh_repack_run(q.r, &o, &e);
+  if (!rc) rc = sh_repack_run(q.r, &e);
   if (rc) fail_msg("%s", e.text);
-  for (int i = 0; i < m->n; i++) expect_weights(&v[i], m->want[i]);
+  for (int i = 0; i < m->n; i++) {
+    assert_int_equal(sh_dtype_is_panel(v[i].type), panels);
+    expect_weights(&v[i], m->want[i]);
+  }
   sh_repack_where where = sh_repack_result(q.r);
   qo_close(&q);
   return where;
@@ -192,6 +204,8 @@ static const char *file_in(const char *dir, const char *end) {
   return path;
 }
 
+static const char *cache_end(void) { return panels ? ".panels" : ".repacked"; }
+
 static const char *cache_dir(void) { return in_temp(".sheng-cache"); }
 
 /* Runs fn in a child; its exit status, or -signal. */
@@ -209,12 +223,76 @@ static void the_second_start_maps_what_the_first_wrote(void **state) {
   (void)state;
   model *m = make_model(7, 136, 5);
   assert_int_equal(start(m, (sh_repack_opts){0}), SH_REPACK_WRITTEN);
-  assert_non_null(file_in(cache_dir(), ".repacked"));
+  assert_non_null(file_in(cache_dir(), cache_end()));
   assert_null(file_in(cache_dir(), ".tmp"));
   assert_int_equal(start(m, (sh_repack_opts){0}), SH_REPACK_MAPPED);
   assert_int_equal(start(m, (sh_repack_opts){.threads = 3}), SH_REPACK_MAPPED);
   assert_int_equal(start(m, (sh_repack_opts){.cache_dir = ""}), SH_REPACK_MEMORY);
   assert_int_equal(start(m, (sh_repack_opts){.cache_min = 1 << 30}), SH_REPACK_MEMORY);
+  free_model(m);
+}
+
+static void the_caches_of_both_modes_stand_side_by_side(void **state) {
+  (void)state;
+  model *m = make_model(4, 136, 5);
+  for (int round = 0; round < 2; round++) {
+    for (int mode = 0; mode < 2; mode++) {
+      panels = mode == 1;
+      assert_int_equal(start(m, (sh_repack_opts){0}), round ? SH_REPACK_MAPPED : SH_REPACK_WRITTEN);
+    }
+  }
+  panels = false;
+  free_model(m);
+}
+
+/* The other tests have modules only. */
+static void matrices_in_rows_are_repacked_beside_modules(void **state) {
+  (void)state;
+  model *m = make_model(2, 136, 5);
+  uint64_t seed = 7;
+  enum { ROWS = 300, COLS = 128 };
+  uint8_t *data = calloc(ROWS, COLS / 32 * 34);
+  sh_map map; /* what was repacked is given back to the system, so it lies in a file */
+  for (int i = 0; i < ROWS * COLS / 32 * 34; i++) data[i] = (uint8_t)(i % 34 == 0 ? 0 : i % 34 == 1 ? 0x2c : next_random(&seed) >> 30);
+  put_file("rows", data, ROWS * COLS / 32 * 34);
+  assert_int_equal(sh_map_open(&map, in_temp("rows"), NULL), 0);
+  const sh_wview src = {.type = SH_Q8_0, .rows = ROWS, .cols = COLS, .data = map.p, .row_bytes = COLS / 32 * 34, .name = "rows"};
+  const sh_wview none = {.type = SH_BF16, .rows = 2, .cols = COLS, .data = map.p, .row_bytes = COLS * 2, .name = "floats"};
+  float *want = malloc((size_t)ROWS * COLS * sizeof *want);
+  for (int r = 0; r < ROWS; r++) sh_dequant_row(&src, r, want + r * COLS);
+  for (int round = 0; round < 3; round++) {
+    qopen q;
+    sh_wview v[5];
+    sh_error e = {0};
+    sh_repack_opts o = {.panels = true, .cache_min = 1, .cache_dir = round == 2 ? "" : NULL, .threads = 2};
+    size_t rewritten, replaced;
+    int rc = qo_open_as(&q, &o, &e);
+    if (!rc) rc = qo_add(&q, m->names[0], m->spec[0].rows, m->spec[0].cols, &v[0], &e);
+    if (!rc) rc = sh_repack_add_matrix(q.r, &src, SH_HEAD_BF16, &v[1], 0, &e);
+    if (!rc) rc = sh_repack_add_matrix(q.r, &none, SH_HEAD_BF16, &v[2], 0, &e);
+    if (!rc) rc = sh_repack_add_matrix(q.r, &src, SH_HEAD_BF16, &v[3], SH_REPACK_ROWS, &e);
+    if (!rc) rc = sh_repack_add_matrix(q.r, &src, SH_HEAD_BF16, &v[4], SH_REPACK_ASIDE, &e);
+    if (!rc) rc = sh_repack_run(q.r, &e);
+    if (rc) fail_msg("%s", e.text);
+    assert_int_equal(sh_repack_result(q.r), round == 0 ? SH_REPACK_WRITTEN : round == 1 ? SH_REPACK_MAPPED : SH_REPACK_MEMORY);
+    expect_weights(&v[0], m->want[0]);
+    expect_weights(&v[1], want);
+    expect_weights(&v[4], want);
+    assert_int_equal(v[1].type, SH_P8);
+    assert_ptr_equal(v[2].data, map.p);
+    assert_ptr_equal(v[3].data, map.p);
+    assert_int_equal(v[3].type, SH_Q8_0);
+    sh_repack_count(q.r, &rewritten, &replaced);
+    size_t module = 136 / 8 * 8 * (size_t)v[0].row_bytes, file = 0;
+    static const char *const PARTS[] = {"m0.qweight", "m0.qzeros", "m0.scales", "m0.g_idx"};
+    for (int i = 0; i < 4; i++) file += qf_find(&m->f, PARTS[i])->bytes;
+    assert_int_equal(rewritten, module + 304 * (size_t)v[1].row_bytes);
+    assert_int_equal(replaced, file + ROWS * src.row_bytes);
+    qo_close(&q);
+  }
+  sh_map_close(&map);
+  free(data);
+  free(want);
   free_model(m);
 }
 
@@ -266,7 +344,7 @@ static void a_changed_file_gets_a_new_cache(void **state) {
   free_model(m);
 }
 
-static uint64_t checksum(const char *p, size_t n_jobs) { return sh_hash(p + 48, n_jobs, sh_hash(p, 40, 1)); }
+static uint64_t checksum(const char *p, size_t n_jobs) { return sh_hash(p + 48, n_jobs, sh_hash(p, 40, 2)); }
 
 /* Every byte of the head, and what a forger who can count would write. */
 static void a_damaged_cache_is_written_again(void **state) {
@@ -275,7 +353,7 @@ static void a_damaged_cache_is_written_again(void **state) {
   assert_int_equal(start(m, (sh_repack_opts){0}), SH_REPACK_WRITTEN);
   char path[512];
   size_t n;
-  snprintf(path, sizeof path, "%s", file_in(cache_dir(), ".repacked"));
+  snprintf(path, sizeof path, "%s", file_in(cache_dir(), cache_end()));
   char *good = slurp(path, &n), *bad = malloc(n + 64);
   for (size_t i = 0; i < 48 + 4; i++) {
     memcpy(bad, good, n);
@@ -283,7 +361,7 @@ static void a_damaged_cache_is_written_again(void **state) {
     put_file(path + strlen(temp_dir) + 1, bad, n);
     assert_int_equal(start(m, (sh_repack_opts){0}), SH_REPACK_WRITTEN);
   }
-  for (int kind = 0; kind < 12; kind++) {
+  for (int kind = 0; kind < 13; kind++) {
     size_t len = n;
     memcpy(bad, good, n);
     memset(bad + n, 0, 64);
@@ -299,6 +377,7 @@ static void a_damaged_cache_is_written_again(void **state) {
     if (kind == 9) memcpy(bad + 64 + 4, &(int32_t){256}, 4);     /* order out of range */
     if (kind == 10) memcpy(bad + 64 + 4, &(int32_t){-1}, 4);
     if (kind == 11) memcpy(bad + 64 + 4, bad + 64, 4); /* a column twice */
+    if (kind == 12) bad[50] ^= 16;                     /* a module in the other mode */
     memcpy(bad + 40, &(uint64_t){checksum(bad, 4)}, 8);
     put_file(path + strlen(temp_dir) + 1, bad, len);
     assert_int_equal(start(m, (sh_repack_opts){0}), SH_REPACK_WRITTEN);
@@ -345,7 +424,7 @@ static void two_processes_write_one_cache(void **state) {
     }
     assert_int_equal(wrote, 1);
     assert_null(file_in(cache_dir(), ".tmp"));
-    assert_int_equal(unlink(file_in(cache_dir(), ".repacked")), 0);
+    assert_int_equal(unlink(file_in(cache_dir(), cache_end())), 0);
   }
   free_model(m);
 }
@@ -364,12 +443,12 @@ static void a_writer_that_is_killed_leaves_nothing_that_loads(void **state) {
     usleep((useconds_t)round * 400);
     kill(pid, SIGKILL);
     (void)waitpid(pid, NULL, 0);
-    bool there = file_in(cache_dir(), ".repacked") != NULL;
+    bool there = file_in(cache_dir(), cache_end()) != NULL;
     halfway += file_in(cache_dir(), ".tmp") != NULL;
     finished += there;
     assert_int_equal(start(m, (sh_repack_opts){0}), there ? SH_REPACK_MAPPED : SH_REPACK_WRITTEN);
     assert_null(file_in(cache_dir(), ".tmp"));
-    assert_int_equal(unlink(file_in(cache_dir(), ".repacked")), 0);
+    assert_int_equal(unlink(file_in(cache_dir(), cache_end())), 0);
   }
   print_message("killed %d times while writing, %d times after\n", halfway, finished);
   assert_true(halfway > 0);
@@ -384,7 +463,7 @@ static void a_lock_that_nobody_gives_back_is_waited_for_and_then_left(void **sta
   assert_true(fd >= 0);
   assert_int_equal(flock(fd, LOCK_EX), 0);
   assert_int_equal(start(m, (sh_repack_opts){0}), SH_REPACK_MAPPED); /* a valid cache needs no lock */
-  assert_int_equal(unlink(file_in(cache_dir(), ".repacked")), 0);
+  assert_int_equal(unlink(file_in(cache_dir(), cache_end())), 0);
   assert_int_equal(start(m, (sh_repack_opts){.lock_wait_ms = 150}), SH_REPACK_MEMORY);
   close(fd);
   assert_int_equal(start(m, (sh_repack_opts){0}), SH_REPACK_WRITTEN);
@@ -404,7 +483,7 @@ static void a_file_size_limit_is_a_line_in_the_log(void **state) {
   model *m = make_model(4, 136, 5);
   assert_int_equal(in_child(with_small_files, m), 12);
   assert_null(file_in(cache_dir(), ".tmp"));
-  assert_null(file_in(cache_dir(), ".repacked"));
+  assert_null(file_in(cache_dir(), cache_end()));
   free_model(m);
 }
 
@@ -440,7 +519,7 @@ static void a_cache_folder_that_cannot_be_is_a_line_in_the_log(void **state) {
   assert_int_equal(start(m, (sh_repack_opts){.cache_dir = longest}), SH_REPACK_MEMORY);
   assert_int_equal(start(m, (sh_repack_opts){0}), SH_REPACK_WRITTEN);
   char name[512];
-  snprintf(name, sizeof name, "%s", file_in(cache_dir(), ".repacked"));
+  snprintf(name, sizeof name, "%s", file_in(cache_dir(), cache_end()));
   assert_int_equal(unlink(name), 0);
   assert_int_equal(mkdir(name, 0755), 0); /* a folder where the file should be */
   assert_int_equal(start(m, (sh_repack_opts){0}), SH_REPACK_MEMORY);
@@ -477,12 +556,12 @@ static void a_start_survives_failing_allocations(void **state) {
       qopen q;
       sh_wview v[3];
       sh_error e = {0};
-      if (cached && file_in(cache_dir(), ".repacked")) unlink(file_in(cache_dir(), ".repacked"));
-      int rc = qo_open(&q, &e);
+      if (cached && file_in(cache_dir(), cache_end())) unlink(file_in(cache_dir(), cache_end()));
+      int rc = qo_open_as(&q, &(sh_repack_opts){.panels = panels, .cache_dir = cached ? NULL : "", .cache_min = 1, .threads = 1}, &e);
       assert_int_equal(rc, 0);
       sh_mem_fail_after(n);
       for (int i = 0; i < 3 && !rc; i++) rc = qo_add(&q, m->names[i], 16, 256, &v[i], &e);
-      if (!rc) rc = sh_repack_run(q.r, &(sh_repack_opts){.cache_dir = cached ? NULL : "", .cache_min = 1, .threads = 1}, &e);
+      if (!rc) rc = sh_repack_run(q.r, &e);
       sh_mem_fail_after(-1);
       if (rc) assert_int_equal(rc, SH_ERR_NOMEM);
       for (int i = 0; i < 3 && !rc; i++) expect_weights(&v[i], m->want[i]);
@@ -496,25 +575,44 @@ static void a_start_survives_failing_allocations(void **state) {
   free_model(m);
 }
 
+static int in_rows(void **state) {
+  panels = false;
+  return make_temp_dir(state);
+}
+
+static int in_panels(void **state) {
+  panels = true;
+  return make_temp_dir(state);
+}
+
+static int leave(void **state) {
+  panels = false;
+  return remove_temp_dir(state);
+}
+
 int main(void) {
   sh_log_set_level(SH_LOG_ERROR);
-#define IN_FOLDER(fn) cmocka_unit_test_setup_teardown(fn, make_temp_dir, remove_temp_dir)
+#define IN_FOLDER(fn) cmocka_unit_test_setup_teardown(fn, in_rows, leave)
+#define IN_BOTH(fn)                                                                                                                        \
+  {#fn, fn, in_rows, leave, NULL}, { #fn " (panels)", fn, in_panels, leave, NULL }
   const struct CMUnitTest tests[] = {
-      IN_FOLDER(repacked_weights_are_those_of_the_layout),
+      IN_BOTH(repacked_weights_are_those_of_the_layout),
       IN_FOLDER(sorted_columns_keep_their_order_inside_a_group),
       IN_FOLDER(an_order_of_minus_ones_is_none),
-      IN_FOLDER(the_second_start_maps_what_the_first_wrote),
-      IN_FOLDER(one_folder_holds_the_caches_of_many_models),
-      IN_FOLDER(a_changed_file_gets_a_new_cache),
-      IN_FOLDER(a_damaged_cache_is_written_again),
-      IN_FOLDER(two_processes_write_one_cache),
-      IN_FOLDER(a_writer_that_is_killed_leaves_nothing_that_loads),
+      IN_BOTH(the_second_start_maps_what_the_first_wrote),
+      IN_FOLDER(the_caches_of_both_modes_stand_side_by_side),
+      IN_FOLDER(matrices_in_rows_are_repacked_beside_modules),
+      IN_BOTH(one_folder_holds_the_caches_of_many_models),
+      IN_BOTH(a_changed_file_gets_a_new_cache),
+      IN_BOTH(a_damaged_cache_is_written_again),
+      IN_BOTH(two_processes_write_one_cache),
+      IN_BOTH(a_writer_that_is_killed_leaves_nothing_that_loads),
       IN_FOLDER(a_lock_that_nobody_gives_back_is_waited_for_and_then_left),
-      IN_FOLDER(a_file_size_limit_is_a_line_in_the_log),
-      IN_FOLDER(a_full_disk_is_a_line_in_the_log),
+      IN_BOTH(a_file_size_limit_is_a_line_in_the_log),
+      IN_BOTH(a_full_disk_is_a_line_in_the_log),
       IN_FOLDER(a_cache_folder_that_cannot_be_is_a_line_in_the_log),
-      IN_FOLDER(a_read_only_folder_serves_the_cache_it_has_or_none),
-      IN_FOLDER(a_start_survives_failing_allocations),
+      IN_BOTH(a_read_only_folder_serves_the_cache_it_has_or_none),
+      IN_BOTH(a_start_survives_failing_allocations),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

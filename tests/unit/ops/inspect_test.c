@@ -117,7 +117,7 @@ static void a_dry_binding_counts_what_the_real_one_binds_and_goes_on_after_error
   assert_int_equal(sh_ckpt_open(&ck, "tests/golden/models/moe-real-fused", 0, &e), 0);
   assert_int_equal(sh_config_load(&c, ck, &e), 0);
   assert_int_equal(sh_weights_bind(&wet, &c, ck, NULL, &e), 0);
-  assert_int_equal(sh_weights_audit(&dry, &c, ck, &audit, &e), 0);
+  assert_int_equal(sh_weights_audit(&dry, &c, ck, NULL, &audit, &e), 0);
   assert_int_equal(dry.bytes, wet.bytes);
   assert_int_equal(t.found + t.unused, sh_ckpt_count(ck));
   assert_int_equal(t.unused, wet.n_visual);
@@ -127,19 +127,19 @@ static void a_dry_binding_counts_what_the_real_one_binds_and_goes_on_after_error
 
   c.hidden += 64; /* nearly every tensor is of an odd shape now */
   t = (tally){0};
-  assert_int_equal(sh_weights_audit(&dry, &c, ck, &audit, &e), 0);
+  assert_int_equal(sh_weights_audit(&dry, &c, ck, NULL, &audit, &e), 0);
   assert_true(t.problems > 40);
   sh_weights_free(&dry);
   c.hidden -= 64;
   c.n_experts = 1 << 20; /* no router of that size: its experts are not asked for */
   t = (tally){0};
-  assert_int_equal(sh_weights_audit(&dry, &c, ck, &audit, &e), 0);
+  assert_int_equal(sh_weights_audit(&dry, &c, ck, NULL, &audit, &e), 0);
   assert_int_equal(t.problems, c.n_layers + 1);
   sh_weights_free(&dry);
   assert_int_equal(sh_config_load(&c, ck, &e), 0);
   c.n_layers--; /* the file has one more: a problem among the others, not the end of the report */
   t = (tally){0};
-  assert_int_equal(sh_weights_audit(&dry, &c, ck, &audit, &e), 0);
+  assert_int_equal(sh_weights_audit(&dry, &c, ck, NULL, &audit, &e), 0);
   assert_int_equal(t.problems, 1);
   assert_int_equal(t.found + t.unused, sh_ckpt_count(ck));
   assert_true(t.unused > dry.n_visual);

@@ -88,9 +88,9 @@ static void expect_read_back(const sh_ftensor *t, int n, const sh_qscheme *s, co
   sh_wview v;
   if (sh_st_write(in_temp("model.safetensors"), t, n, &e)) fail_msg("%s", e.text);
   put_scheme_config(s);
-  int rc = qo_open(&o, &e);
+  int rc = qo_open_as(&o, &(sh_repack_opts){.cache_dir = "", .threads = 1}, &e);
   if (!rc) rc = qo_add(&o, "m.up", c->rows, c->cols, &v, &e);
-  if (!rc) rc = sh_repack_run(o.r, &(sh_repack_opts){.cache_dir = "", .threads = 1}, &e);
+  if (!rc) rc = sh_repack_run(o.r, &e);
   if (rc) fail_msg("%s, %d bits: %s", sh_qformat_name(s->format), s->bits, e.text);
   expect_weights(&v, want);
   qo_close(&o);
