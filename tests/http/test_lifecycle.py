@@ -149,7 +149,6 @@ def test_what_cannot_be_served_is_a_sentence_and_a_status(tmp_path):
         (1, ["serve", "/no/such/model", "--port", "0"], "/no/such/model"),
         (1, ["serve", broken, "--port", "0"], "model.safetensors"),
         (1, ["serve", empty, "--port", "0"], "empty"),
-        (2, ["serve"], "MODEL"),
         (2, ["serve", DENSE, "--port", "x"], "--port"),
         (2, ["serve", DENSE, "--prot", "1"], "--port"),
         (1, ["serve", DENSE, "--tensor-parallel-size", "2"], "tensor-parallel-size"),
