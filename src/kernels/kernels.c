@@ -44,6 +44,14 @@ int sh_kernels_init(sh_kernels *k, const char *cpu, sh_error *e) {
   return 0;
 }
 
+size_t sh_qpack_bytes(const sh_wview *w) {
+  sh_panel_shape s = sh_panel_shape_of(w);
+  return ((size_t)s.blocks * SH_QPACK_BLOCK + (size_t)s.groups * sizeof(float) + 63) & ~(size_t)63;
+}
+
+/* Groups are multiples of 16 columns, or one of all; the most padding has a group of 48: two blocks and a sum, 76 bytes. */
+size_t sh_qpack_most(int64_t cols) { return (size_t)cols * 2 + 128; }
+
 int sh_attn_stride(int head_dim) { return (head_dim + 15) & ~15; }
 
 size_t sh_attn_pack_floats(int head_dim) { return (size_t)SH_ATTN_QUERIES * (size_t)sh_attn_stride(head_dim); }

@@ -10,7 +10,7 @@
 #define SH_KERNELS_KERNELS_H
 
 #include "base/err.h"
-#include "formats/tensor.h"
+#include "formats/panel.h"
 
 enum {
   SH_SEG = 64,          /* positions of an attention segment; segment s holds positions [64 s, 64 s + 64) */
@@ -22,6 +22,9 @@ enum {
   SH_PACK_STEP = 4,     /* packing may be cut at multiples of this many rows */
   SH_GEMM_ROWS = 24,    /* weight rows that gemm takes through its scratch at a time */
   SH_GEMM_TOKENS = 512, /* most activation rows of a gemm call */
+  SH_QPACK_BLOCK = SH_PANEL_BLOCK + 4, /* bytes of a block of a packed row */
+  SH_QMM_ROWS = 2 * SH_PANEL_ROWS,     /* qmm takes weight rows in these steps */
+  SH_QMM_FLOATS = 12 * 1024,           /* scratch of qmm */
 };
 
 /* y[t][r] for weight rows r in [0, n_rows) and activation rows t in [0, n_tok):
@@ -32,14 +35,15 @@ typedef struct sh_mm {
   int64_t r0;        /* weight row 0 is row r0 of w */
   int n_rows;
   int n_tok;
-  const float *const *x; /* dot: [n_tok] rows of k floats */
-  const float *packed;   /* gemm: what pack made of the n_tok rows */
-  float *const *y;       /* [n_tok] rows */
-  int64_t y0;            /* column of y that weight row 0 goes to */
-  const float *bias;     /* [n_rows] or NULL */
-  const float *scale;    /* [n_tok] or NULL */
+  const float *const *x;   /* dot: [n_tok] rows of k floats */
+  const float *packed;     /* gemm: what pack made of the n_tok rows */
+  const uint8_t *const *q; /* qmm: [n_tok] rows as qpack left them */
+  float *const *y;         /* [n_tok] rows */
+  int64_t y0;              /* column of y that weight row 0 goes to */
+  const float *bias;       /* [n_rows] or NULL */
+  const float *scale;      /* [n_tok] or NULL */
   bool add;
-  float *scratch; /* gemm: gemm_floats(k) floats, 64-byte aligned */
+  float *scratch; /* gemm: gemm_floats(k) floats, 64-byte aligned; qmm: SH_QMM_FLOATS */
 } sh_mm;
 
 /* One tile of queries against one segment of keys. A tile holds n_tok consecutive tokens of `group` heads that share a key head; query i =
@@ -84,6 +88,13 @@ typedef void sh_k_pack(const float *const *x, int n_tok, int64_t k, float *out);
 typedef size_t sh_k_pack_floats(int64_t n_tok, int64_t k);
 typedef size_t sh_k_gemm_floats(int64_t k);
 
+/* The integer product with panels, as formats/panel.h defines it. qpack turns a row of w->cols floats, in the order of the inputs (perm is
+ * applied here), into sh_qpack_bytes(w) bytes at any address that 4 divides: of each block 32 x int8 and float d; then float u of each
+ * group. The result serves every view with the same cols, group and perm. qmm: dot's contract on rows of panels; r0 a multiple of
+ * SH_PANEL_ROWS, of `x` and `packed` it looks at neither. */
+typedef void sh_k_qpack(const sh_wview *w, const float *x, uint8_t *out);
+typedef void sh_k_qmm(const sh_mm *a);
+
 typedef void sh_k_exp(const float *x, int n, float *y);                                   /* y may be x */
 typedef void sh_k_rmsnorm(const float *x, const float *gain, float eps, int n, float *y); /* one row; gain NULL = 1; y may be x */
 typedef void sh_k_swiglu(const float *gate, const float *up, int n, float *y);            /* y = silu(gate) up; y may be either */
@@ -120,6 +131,8 @@ typedef struct sh_kernels {
   sh_k_pack *pack;
   sh_k_pack_floats *pack_floats;
   sh_k_gemm_floats *gemm_floats;
+  sh_k_qpack *qpack;
+  sh_k_qmm *qmm;
   sh_k_exp *exp;
   sh_k_rmsnorm *rmsnorm;
   sh_k_swiglu *swiglu;
@@ -147,6 +160,8 @@ void sh_kernels_init_x86(sh_kernels *k, unsigned flags); /* overwrites what the 
 /* cpu: NULL or "native" (the best there is), "avx2" (that, or an error), "baseline" (plain C). */
 int sh_kernels_init(sh_kernels *k, const char *cpu, sh_error *e);
 
+size_t sh_qpack_bytes(const sh_wview *w); /* of a packed row, a multiple of 64 */
+size_t sh_qpack_most(int64_t cols);       /* at most, for any panels of that many columns */
 int sh_attn_stride(int head_dim);         /* floats of a query's accumulator: head_dim rounded up to 16 */
 size_t sh_attn_pack_floats(int head_dim); /* for SH_ATTN_QUERIES queries */
 size_t sh_attn_scratch_floats(int head_dim);

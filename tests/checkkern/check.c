@@ -137,7 +137,11 @@ const int ck_n_formats = sizeof ck_formats / sizeof *ck_formats;
 static bool has_groups(const ck_format *f) { return sh_dtype_has_groups(f->type); }
 
 const char *ck_format_name(const ck_format *f, char buf[64]) {
-  if (!has_groups(f)) snprintf(buf, 64, "%s", sh_dtype_name(f->type));
+  static const char *const offsets[] = {"middle", "zeros", "minima"}, *const scales[] = {"", "super u8 ", "super i8 "};
+  if (sh_dtype_is_panel(f->type))
+    snprintf(buf, 64, "%s group %d %s %s%s", sh_dtype_name(f->type), f->group, sh_dtype_name(f->scale_type), scales[f->scales],
+             offsets[f->offset]);
+  else if (!has_groups(f)) snprintf(buf, 64, "%s", sh_dtype_name(f->type));
   else
     snprintf(buf, 64, "%s %dx%d %s%s", sh_dtype_name(f->type), f->scale_rows, f->group, sh_dtype_name(f->scale_type),
              f->zeros ? " zeros" : "");
@@ -145,6 +149,7 @@ const char *ck_format_name(const ck_format *f, char buf[64]) {
 }
 
 int64_t ck_format_unit(const ck_format *f) {
+  if (sh_dtype_is_panel(f->type)) return f->group ? f->group : 1;
   return has_groups(f) && f->type != SH_F8_E4M3 && f->group ? f->group : sh_dtype_block(f->type);
 }
 
@@ -156,7 +161,36 @@ static void fill_scales(ck *c, const ck_format *f, uint8_t *p, size_t n) {
   }
 }
 
+static void permute(ck *c, ck_matrix *m, int64_t k) {
+  int32_t *perm = ck_alloc((size_t)k * sizeof *perm);
+  m->parts[3] = (uint8_t *)perm;
+  m->v.perm = perm;
+  for (int i = 0; i < k; i++) {
+    int j = ck_range(c, 0, i);
+    perm[i] = perm[j];
+    perm[j] = i;
+  }
+}
+
+static ck_matrix panels_new(ck *c, const ck_format *f, int64_t rows, int64_t k, bool permuted) {
+  ck_matrix m = {.v = {.type = f->type,
+                       .rows = rows,
+                       .cols = k,
+                       .name = "w",
+                       .group = f->group ? f->group : (int)k,
+                       .scale_type = f->scale_type,
+                       .panel_scales = (uint8_t)f->scales,
+                       .panel_offset = (uint8_t)f->offset}};
+  sh_panel_shape s = sh_panel_shape_of(&m.v);
+  m.v.row_bytes = s.bytes / SH_PANEL_ROWS;
+  m.v.data = m.parts[0] = ck_alloc((size_t)(rows + SH_PANEL_ROWS - 1) / SH_PANEL_ROWS * s.bytes);
+  ck_fill_panels(c, &m.v, m.parts[0]);
+  if (permuted) permute(c, &m, k);
+  return m;
+}
+
 ck_matrix ck_matrix_new(ck *c, const ck_format *f, int64_t rows, int64_t k, bool permuted) {
+  if (sh_dtype_is_panel(f->type)) return panels_new(c, f, rows, k, permuted);
   ck_matrix m = {.v = {.type = f->type, .rows = rows, .cols = k, .row_bytes = ck_row_bytes(f->type, k), .name = "w"}};
   sh_wview *v = &m.v;
   v->data = m.parts[0] = ck_alloc((size_t)rows * v->row_bytes);
@@ -174,16 +208,7 @@ ck_matrix ck_matrix_new(ck *c, const ck_format *f, int64_t rows, int64_t k, bool
     v->zeros = m.parts[2] = ck_alloc((size_t)rows * groups);
     for (size_t i = 0; i < (size_t)rows * groups; i++) m.parts[2][i] = (uint8_t)ck_range(c, 0, f->type == SH_I4 ? 16 : 255);
   }
-  if (permuted) {
-    int32_t *perm = ck_alloc((size_t)k * sizeof *perm);
-    m.parts[3] = (uint8_t *)perm;
-    v->perm = perm;
-    for (int i = 0; i < k; i++) {
-      int j = ck_range(c, 0, i);
-      perm[i] = perm[j];
-      perm[j] = i;
-    }
-  }
+  if (permuted) permute(c, &m, k);
   return m;
 }
 

@@ -48,9 +48,11 @@ typedef struct ck_format {
   int group, scale_rows; /* 0: all columns, all rows */
   sh_dtype scale_type;
   bool zeros;
+  sh_panel_scales scales; /* panels only */
+  sh_panel_offset offset;
 } ck_format;
-extern const ck_format ck_formats[];
-extern const int ck_n_formats;
+extern const ck_format ck_formats[], ck_panel_formats[];
+extern const int ck_n_formats, ck_n_panel_formats;
 const char *ck_format_name(const ck_format *f, char buf[64]);
 int64_t ck_format_unit(const ck_format *f); /* k must be a multiple of this many columns */
 
@@ -63,12 +65,21 @@ ck_matrix ck_matrix_new(ck *c, const ck_format *f, int64_t rows, int64_t k, bool
 void ck_matrix_any_bits(ck *c, ck_matrix *m); /* NaN, infinities, denormals; scales of SH_F8_E4M3 stay as they are */
 void ck_matrix_free(ck_matrix *m);
 
+/* --- Panels (check_panels.c) */
+void ck_fill_panels(ck *c, const sh_wview *v, uint8_t *p); /* any integers, scales that make weights of about +-1 */
+/* Weight (r, col) = s q + m, decoded from the words of formats/panel.h and nothing else. */
+typedef struct ck_weight {
+  double s, q, m;
+} ck_weight;
+ck_weight ck_panel_weight(const sh_wview *v, int64_t r, int64_t col);
+
 const char *ck_type_name(sh_dtype t);
 size_t ck_row_bytes(sh_dtype t, int64_t k);
 void ck_fill_weights(ck *c, sh_dtype t, uint8_t *p, size_t rows, size_t row_bytes, int64_t k);
 
 /* --- The checks, each for c's variant */
 void ck_matmul(ck *c);
+void ck_panels(ck *c);
 void ck_rows(ck *c);
 void ck_attention(ck *c);
 void ck_gdn(ck *c);

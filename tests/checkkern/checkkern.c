@@ -22,6 +22,7 @@ static void check_variant(ck *c, const char *cpu) {
   c->cpu = cpu;
   c->rng = c->seed;
   ck_matmul(c);
+  ck_panels(c);
   ck_rows(c);
   ck_attention(c);
   ck_gdn(c);

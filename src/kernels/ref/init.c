@@ -11,6 +11,8 @@ void sh_kernels_init_ref(sh_kernels *k) {
       .pack = sh_kern_pack_ref,
       .pack_floats = sh_kern_pack_floats_ref,
       .gemm_floats = sh_kern_gemm_floats_ref,
+      .qpack = sh_kern_qpack_ref,
+      .qmm = sh_kern_qmm_ref,
       .exp = sh_kern_exp_ref,
       .rmsnorm = sh_kern_rmsnorm_ref,
       .swiglu = sh_kern_swiglu_ref,

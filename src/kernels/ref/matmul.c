@@ -25,8 +25,7 @@ static void dot_step(const float *w, const float *x, int64_t n, double *sum) {
 
 static double chains_sum(const double *s) { return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7])); }
 
-static void put(const sh_mm *a, int t, int r, double sum) {
-  float v = (float)sum;
+void sh_kern_put_ref(const sh_mm *a, int t, int r, float v) {
   if (a->bias) v += a->bias[r];
   float *y = a->y[t] + a->y0 + r;
   *y = a->scale ? fmaf(a->scale[t], v, *y) : a->add ? *y + v : v;
@@ -43,7 +42,7 @@ void sh_kern_dot_ref(const sh_mm *a) {
         sh_dequant_cols(a->w, a->r0 + r, i, n, w);
         dot_step(w, a->x[t] + i, n, sum);
       }
-      put(a, t, r, chains_sum(sum));
+      sh_kern_put_ref(a, t, r, (float)chains_sum(sum));
     }
   }
 }
@@ -60,7 +59,7 @@ void sh_kern_gemm_ref(const sh_mm *a) {
     for (int t = 0; t < a->n_tok; t++) {
       double sum[8] = {0};
       dot_step(a->scratch, a->packed + t * k, k, sum);
-      put(a, t, r, chains_sum(sum));
+      sh_kern_put_ref(a, t, r, (float)chains_sum(sum));
     }
   }
 }

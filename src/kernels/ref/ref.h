@@ -12,6 +12,8 @@ sh_k_gemm sh_kern_gemm_ref;
 sh_k_pack sh_kern_pack_ref;
 sh_k_pack_floats sh_kern_pack_floats_ref;
 sh_k_gemm_floats sh_kern_gemm_floats_ref;
+sh_k_qpack sh_kern_qpack_ref;
+sh_k_qmm sh_kern_qmm_ref;
 sh_k_exp sh_kern_exp_ref;
 sh_k_rmsnorm sh_kern_rmsnorm_ref;
 sh_k_swiglu sh_kern_swiglu_ref;
@@ -28,5 +30,6 @@ sh_k_gdn_gates sh_kern_gdn_gates_ref;
 sh_k_gdn_scan sh_kern_gdn_scan_ref;
 sh_k_gdn_out sh_kern_gdn_out_ref;
 sh_k_route sh_kern_route_ref;
+void sh_kern_put_ref(const sh_mm *a, int t, int r, float v); /* the last step of an output: bias, scale, add */
 
 #endif

@@ -8,6 +8,7 @@
  * activation rows before the next. Either way the weights that come next are prefetched between the inner kernels, which hides memory
  * behind the products. The usual kernel with outputs in the lanes would need weights transposed, and a sum that a product with one row
  * could not repeat at speed. */
+#include "kernels/x86/put_avx2.h"
 #include "kernels/x86/weights_avx2.h"
 #include "kernels/x86/x86.h"
 
@@ -209,21 +210,6 @@ static void run_panels(const sh_mm *a, const chunk *c, int t0, int t1, float *ac
       }
     }
   }
-}
-
-/* Eight outputs of one activation row: what sh_kern_put_avx2 does to one. */
-static void put8(const sh_mm *a, int t, int r, v8 v) {
-  if (a->n_rows - r < 8) {
-    float sum[8];
-    v8_store(sum, v);
-    for (int i = 0; i < a->n_rows - r; i++) sh_kern_put_avx2(a, t, r + i, sum[i]);
-    return;
-  }
-  float *y = a->y[t] + a->y0 + r;
-  if (a->bias) v = _mm256_add_ps(v, v8_load(a->bias + r));
-  if (a->scale) v = v8_fma(v8_set(a->scale[t]), v, v8_load(y));
-  else if (a->add) v = _mm256_add_ps(v8_load(y), v);
-  v8_store(y, v);
 }
 
 /* The accumulators' sums into the outputs that exist. */

@@ -12,6 +12,8 @@ void sh_kernels_init_x86(sh_kernels *k, unsigned flags) {
   k->pack = sh_kern_pack_avx2;
   k->pack_floats = sh_kern_pack_floats_avx2;
   k->gemm_floats = sh_kern_gemm_floats_avx2;
+  k->qpack = sh_kern_qpack_avx2;
+  k->qmm = sh_kern_qmm_avx2;
   k->exp = sh_kern_exp_avx2;
   k->rmsnorm = sh_kern_rmsnorm_avx2;
   k->swiglu = sh_kern_swiglu_avx2;

@@ -11,6 +11,8 @@ sh_k_gemm sh_kern_gemm_avx2;
 sh_k_pack sh_kern_pack_avx2;
 sh_k_pack_floats sh_kern_pack_floats_avx2;
 sh_k_gemm_floats sh_kern_gemm_floats_avx2;
+sh_k_qpack sh_kern_qpack_avx2;
+sh_k_qmm sh_kern_qmm_avx2;
 sh_k_exp sh_kern_exp_avx2;
 sh_k_rmsnorm sh_kern_rmsnorm_avx2;
 sh_k_swiglu sh_kern_swiglu_avx2;
