@@ -123,11 +123,20 @@ static void check_bind(ck *c) {
                  .scale_type = SH_F32,
                  .scales = bytes,
                  .scale_row_bytes = 8};
+  _Alignas(64) static const uint8_t panel[8 * 64 * 8];
+  sh_wview p4 = {.type = SH_P4,
+                 .rows = 9,
+                 .cols = 64,
+                 .data = panel,
+                 .row_bytes = (256 + 2 * 16) / 8 + 4, /* 288 bytes, filled up to 320 */
+                 .name = "w.7",
+                 .group = 32,
+                 .scale_type = SH_F16};
   struct {
     const char *what;
     sh_wview v;
     int want;
-  } cases[32];
+  } cases[48];
   int n = 0;
 #define CASE(WANT, FROM, CHANGE)                                                                                                           \
   do {                                                                                                                                     \
@@ -154,6 +163,17 @@ static void check_bind(ck *c) {
   CASE(SH_ERR_FORMAT, i4, v.perm = outside);
   CASE(SH_ERR_UNSUPPORTED, i4, v.scale_type = SH_F64);
   CASE(SH_ERR_FORMAT, f8, v.group = 24);
+  CASE(0, p4, (void)v);
+  CASE(0, p4, v.perm = perm);
+  CASE(SH_ERR_FORMAT, p4, v.perm = twice);
+  CASE(SH_ERR_INTERNAL, p4, v.data = panel + 32);
+  CASE(SH_ERR_INTERNAL, p4, v.row_bytes = 36);
+  CASE(SH_ERR_INTERNAL, p4, v.group = 24);
+  CASE(SH_ERR_INTERNAL, p4, v.cols = 80);
+  CASE(SH_ERR_INTERNAL, p4, (v.panel_offset = SH_PANEL_MIN, v.scale_type = SH_F32));
+  CASE(SH_ERR_INTERNAL, p4, v.panel_scales = 3);
+  CASE(SH_ERR_INTERNAL, p4, v.scale_type = SH_F64);
+  CASE(SH_ERR_INTERNAL, p4, v.scales = bytes);
   CASE(SH_ERR_FORMAT, f8, v.scale_row_bytes = 7);
   CASE(SH_ERR_FORMAT, f8, v.scale_rows = 0);
   CASE(SH_ERR_FORMAT, f8, v.zeros = bytes);
@@ -448,6 +468,74 @@ static void check_moe(ck *c, const ck_format *f, bool permuted) {
   free(x), free(whole), free(y);
 }
 
+/* Experts in panels: the same bits in any batch, and those of the products, the activation and the sum in index order done one by one. */
+static void check_moe_panels(ck *c, const ck_format *f, bool permuted) {
+  char name[64];
+  ck_matrix m[N_MATRICES];
+  sh_wview view[N_MATRICES];
+  for (int i = 0; i < N_MATRICES; i++) {
+    m[i] = ck_matrix_new(c, i < 3 * (E + 1) ? f : &(ck_format){.type = SH_F32}, moe_rows(i), moe_cols(i), permuted && i % 2);
+    view[i] = m[i].v;
+  }
+  float *x = random_floats(c, TOKS * HID, 1), *whole = malloc(sizeof(float) * TOKS * HID), *y = malloc(sizeof(float) * TOKS * HID);
+  ck_format_name(f, name);
+  run_moe(c, view, 1, TOKS, x, whole);
+  for (int threads = 1; threads <= 3; threads++) {
+    for (int batch = TOKS; batch > 0; batch = batch == TOKS ? 15 : batch == 15 ? 1 : 0) {
+      run_moe(c, view, threads, batch, x, y);
+      ck_case(c, ck_same_bits(y, whole, TOKS * HID), "moe %s: batches of %d on %d threads have other bits", name, batch, threads);
+    }
+  }
+  sh_backend *be = backend(c, 2);
+  sh_tensor *xt = tensor(be, TOKS, HID, x), *gate = tensor(be, TOKS, FFN, NULL), *up = tensor(be, TOKS, FFN, NULL),
+            *yt = tensor(be, TOKS, HID, NULL), *of[3] = {gate, up, yt};
+  float *v = malloc(sizeof(float) * (E + 1) * TOKS * HID), logits[TOKS * E], on[TOKS];
+  for (int i = 0; i < N_MATRICES; i++) {
+    sh_weight *w;
+    bool last = i >= 3 * (E + 1);
+    CALL(be->ops->weight_bind(be, &view[i], &w, e));
+    if (i % 3 == 2 && !last) CALL(be->ops->swiglu(be, gate, up, TOKS, FFN, gate, e));
+    sh_tensor *to = last ? tensor(be, TOKS, moe_rows(i), NULL) : of[i % 3];
+    CALL(be->ops->linear(be, w, i % 3 == 2 && !last ? gate : xt, TOKS, NULL, false, to, e));
+    if (last) read_rows(be, to, 0, TOKS, i == 3 * (E + 1) ? logits : on), be->ops->tensor_free(be, to);
+    else if (i % 3 == 2) read_rows(be, yt, 0, TOKS, v + (size_t)(i / 3) * TOKS * HID);
+    be->ops->weight_free(be, w);
+  }
+  for (int t = 0; t < TOKS; t++) {
+    int index[TOPK];
+    float weight[TOPK + 1];
+    c->k.route(logits + t * E, E, TOPK, index, weight);
+    weight[TOPK] = 1;
+    c->k.sigmoid_mul(&on[t], 1, &weight[TOPK]);
+    for (int i = 0; i < HID; i++) {
+      y[t * HID + i] = 0;
+      for (int j = 0; j <= TOPK; j++) y[t * HID + i] = fmaf(weight[j], v[((j < TOPK ? index[j] : E) * TOKS + t) * HID + i], y[t * HID + i]);
+    }
+  }
+  ck_case(c, ck_same_bits(y, whole, TOKS * HID), "moe %s: other bits than its products one by one", name);
+  be->ops->tensor_free(be, xt), be->ops->tensor_free(be, gate), be->ops->tensor_free(be, up), be->ops->tensor_free(be, yt);
+  be->ops->free(be);
+  for (int i = 0; i < N_MATRICES; i++) ck_matrix_free(&m[i]);
+  free(x), free(whole), free(y), free(v);
+}
+
+/* What the backend says of panels, and that rows are not looked up in them. */
+static void check_panel_words(ck *c) {
+  sh_backend *be = backend(c, 1);
+  sh_weight *w;
+  char buf[96];
+  ck_matrix m = ck_matrix_new(c, &(ck_format){.type = SH_P6, .group = 32, .scale_type = SH_F16}, 9, 64, false);
+  ck_case(c, be->ops->takes(be, SH_P4) && be->ops->takes(be, SH_P8) && be->ops->takes(be, SH_I4) && !be->ops->takes(be, SH_I64),
+          "takes: panels and groups, not I64");
+  ck_case(c, strstr(be->ops->weight_kernel(be, &m.v, buf, sizeof buf), "int6 x int8 panels"), "weight_kernel says %s", buf);
+  CALL(be->ops->weight_bind(be, &m.v, &w, e));
+  sh_tensor *y = tensor(be, 1, 64, NULL);
+  sh_error e = {0};
+  ck_case(c, be->ops->embed(be, w, &(int32_t){1}, 1, y, &e) == SH_ERR_INTERNAL && strstr(e.text, "panels"), "embed of panels: %s", e.text);
+  be->ops->tensor_free(be, y), be->ops->weight_free(be, w), be->ops->free(be);
+  ck_matrix_free(&m);
+}
+
 void ck_backend(ck *c) {
   check_bind(c);
   for (int i = 0; i < ck_n_formats; i++) {
@@ -458,6 +546,11 @@ void ck_backend(ck *c) {
     check_embed(c, f, false);
     if (groups) check_embed(c, f, true);
   }
+  check_panel_words(c);
+  for (int i = 0; i < ck_n_panel_formats; i += 5) check_linear(c, &ck_panel_formats[i], i % 3 == 1);
+  check_moe_panels(c, &(ck_format){.type = SH_P4, .group = 32, .scale_type = SH_F16, .offset = SH_PANEL_MIN}, false);
+  check_moe_panels(c, &(ck_format){.type = SH_P8, .scale_type = SH_BF16}, true);
+  check_moe_panels(c, &(ck_format){.type = SH_P6, .group = 16, .scale_type = SH_F16, .scales = SH_PANEL_SUPER_I8}, true);
   check_attention(c);
   check_delta(c);
   check_moe(c, &(ck_format){.type = c->rng & 1 ? SH_BF16 : SH_Q8_0}, false);

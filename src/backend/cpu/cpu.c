@@ -140,7 +140,26 @@ static int check_groups(const sh_wview *v, sh_error *e) {
   return v->perm ? check_perm(v, e) : 0;
 }
 
+/* Panels: made at load, so that anything wrong with them is a fault of the program. */
+static int check_panels(const sh_wview *v, sh_error *e) {
+  bool super = v->panel_scales != SH_PANEL_PLAIN;
+  if (v->rows < 1 || v->cols < 1 || v->cols > INT32_MAX || v->group < 1 || v->cols % v->group || (v->group % 16 && v->group != v->cols))
+    return sh_fail(e, SH_ERR_INTERNAL,
+                   "%s: panels of %lld x %lld weights in groups of %d; wanted a multiple of 16 that divides the columns", v->name,
+                   (long long)v->rows, (long long)v->cols, v->group);
+  if (v->panel_scales > SH_PANEL_SUPER_I8 || v->panel_offset > SH_PANEL_MIN || (super && SH_PANEL_SUPER % v->group) ||
+      (!super && v->scale_type != SH_F32 && v->scale_type != SH_F16 && v->scale_type != SH_BF16))
+    return sh_fail(e, SH_ERR_INTERNAL, "%s: panels with scales of kind %d, type %s, groups of %d and offsets of kind %d", v->name,
+                   (int)v->panel_scales, sh_dtype_name(v->scale_type), v->group, (int)v->panel_offset);
+  size_t bytes = sh_panel_shape_of(v).bytes;
+  if (v->row_bytes * SH_PANEL_ROWS != bytes || (uintptr_t)v->data % SH_PANEL_ALIGN || v->scales || v->zeros)
+    return sh_fail(e, SH_ERR_INTERNAL, "%s: panels of %zu bytes, %zu past a multiple of %d; wanted %zu and 0, and nothing beside them",
+                   v->name, v->row_bytes * SH_PANEL_ROWS, (size_t)((uintptr_t)v->data % SH_PANEL_ALIGN), SH_PANEL_ALIGN, bytes);
+  return v->perm ? check_perm(v, e) : 0;
+}
+
 static int check_view(const sh_wview *v, sh_error *e) {
+  if (sh_dtype_is_panel(v->type)) return check_panels(v, e);
   bool grouped = sh_dtype_has_groups(v->type);
   if (!grouped && !sh_dequant_supported(v->type))
     return sh_fail(e, SH_ERR_UNSUPPORTED, "%s: weights of type %s cannot be computed with", v->name, sh_dtype_name(v->type));
@@ -173,8 +192,17 @@ static void cpu_weight_free(sh_backend *b, sh_weight *w) {
   sh_free(w);
 }
 
+static bool cpu_takes(sh_backend *b, sh_dtype type) {
+  (void)b;
+  return sh_dtype_is_panel(type) || sh_dtype_has_groups(type) || sh_dequant_supported(type);
+}
+
 static const char *cpu_weight_kernel(sh_backend *b, const sh_wview *v, char *buf, size_t size) {
   const sh_cpu *be = (const sh_cpu *)b;
+  if (sh_dtype_is_panel(v->type)) {
+    snprintf(buf, size, "%s: int%d x int8 panels", be->k.name, sh_panel_shape_of(v).bits);
+    return buf;
+  }
   int few = be->k.dot_tokens(v->type);
   snprintf(buf, size, "%s: dot to %d row%s, then gemm", be->k.name, few, few == 1 ? "" : "s");
   return buf;
@@ -215,6 +243,7 @@ static void embed_item(void *ctx, int item, int worker) {
 
 static int cpu_embed(sh_backend *b, const sh_weight *w, const int32_t *ids, int n, sh_tensor *y, sh_error *e) {
   int rc = sh_cpu_check(y, n, w->v.cols, "embed: y", e);
+  if (rc == 0 && sh_dtype_is_panel(w->v.type)) rc = sh_fail(e, SH_ERR_INTERNAL, "%s: an embedding in panels; wanted rows", w->v.name);
   if (rc < 0) return rc;
   for (int i = 0; i < n; i++) {
     if (ids[i] < 0 || ids[i] >= w->v.rows)
@@ -287,6 +316,7 @@ static const sh_backend_ops cpu_ops = {
     .tensor_read = cpu_tensor_read,
     .weight_bind = cpu_weight_bind,
     .weight_free = cpu_weight_free,
+    .takes = cpu_takes,
     .weight_kernel = cpu_weight_kernel,
     .cache_new = sh_cpu_cache_new,
     .cache_free = sh_cpu_cache_free,

@@ -80,7 +80,12 @@ int sh_cpu_linear(sh_backend *b, const sh_weight *w, const sh_tensor *x, int n, 
 int sh_cpu_linear_reserve(sh_cpu *be, int max_tokens, int64_t max_cols, sh_error *e);
 enum { SH_CPU_ITEM_TOKENS = 64 };                      /* most activation rows of a product inside an item */
 size_t sh_cpu_item_bytes(const sh_cpu *be, int64_t k); /* worker scratch of sh_cpu_item_mm */
-/* Inside an item: n products with the same activation rows (x, n_tok, k), on this worker. Fills their packed and scratch. */
+/* Whether rows that qpack made for one serve the other: both are panels with the same groups and order of columns. */
+bool sh_cpu_same_pack(const sh_wview *a, const sh_wview *b);
+/* Rows of x (x_stride floats apart) packed for w, sh_qpack_bytes(w) apart, on the pool where that is worth it. */
+void sh_cpu_qpack(sh_cpu *be, const sh_wview *w, const float *x, int64_t x_stride, int n, uint8_t *q);
+/* Inside an item: n products with the same activation rows (x, n_tok, k), on this worker. Fills their packed and scratch, and q of panels
+ * where it is NULL. */
 void sh_cpu_item_mm(const sh_cpu *be, sh_mm *mm, int n, uint8_t *scratch);
 
 /* --- cache.c */

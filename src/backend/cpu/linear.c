@@ -3,14 +3,20 @@
  * The call cuts the weight's rows into blocks (and, when there are fewer blocks than workers can share, the activation rows too). Few
  * activation rows: each block is read from the map once and used in registers for all of them. Many: they are packed first, in parallel,
  * and each block is expanded to float32 in a worker's scratch and used for all of them. Nothing is repacked to keep: the map's pages are
- * the only copy of the weights. A packed copy would make small-batch products a little faster and cost a second checkpoint of memory. */
+ * the only copy of the weights. A packed copy would make small-batch products a little faster and cost a second checkpoint of memory.
+ *
+ * Weights in panels (formats/panel.h) are multiplied as integers: the activations are rounded to int8 first, few rows by the calling
+ * thread, for which waking the others would take longer, and one kernel serves any number of rows. */
 #include "backend/cpu/cpu.h"
 
 enum {
-  CHUNK = SH_GEMM_TOKENS,  /* activation rows packed at a time: bounds scratch, and the weights are expanded once per chunk */
-  ITEM_BYTES = 256 * 1024, /* weights of an item of few rows: 10 to 20 us, far over the cost of taking an item */
-  FEW = 64,                /* up to this many activation rows reading the weights counts, and an item is a run of memory */
-  ITEMS_PER_WORKER = 4,    /* so that a late worker holds the others up for a quarter of its share at most */
+  CHUNK = SH_GEMM_TOKENS,   /* activation rows packed at a time: bounds scratch, and the weights are expanded once per chunk */
+  ITEM_BYTES = 256 * 1024,  /* weights of an item of few rows: 10 to 20 us, far over the cost of taking an item */
+  FEW = 64,                 /* up to this many activation rows reading the weights counts, and an item is a run of memory */
+  ITEMS_PER_WORKER = 4,     /* so that a late worker holds the others up for a quarter of its share at most */
+  PANEL_ROWS = 128,         /* weight rows of an item of many activation rows with panels: weights, expanded by and by, stay in L2 */
+  QPACK_ROWS = 8,           /* rows that an item packs to int8 */
+  QPACK_INLINE = 16 * 1024, /* floats: up to so many (5 us) the calling thread packs itself */
 };
 
 typedef struct mm_job {
@@ -21,8 +27,9 @@ typedef struct mm_job {
   const float *bias;
   bool add, packed_rows; /* packed_rows: gemm on `packed` */
   float *packed;
-  int n;          /* activation rows of this chunk */
-  int rows, toks; /* weight rows and activation rows of an item */
+  const uint8_t **q; /* [n] packed rows for panels, in the memory of `packed` */
+  int n;             /* activation rows of this chunk */
+  int rows, toks;    /* weight rows and activation rows of an item */
   int n_row_blocks;
 } mm_job;
 
@@ -52,10 +59,48 @@ static void pack_rows(const sh_kernels *k, const sh_wview *w, const float *const
   }
 }
 
-/* What a worker needs for an item: gemm's scratch or pack_rows's. */
+static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+
+/* What a worker needs for an item: gemm's scratch, qmm's or pack_rows's. */
 static size_t work_floats(const sh_cpu *be, int64_t k) {
-  size_t gemm = be->k.gemm_floats(k), gather = SH_PACK_STEP * (size_t)k;
-  return gemm > gather ? gemm : gather;
+  return max_size(max_size(be->k.gemm_floats(k), SH_QMM_FLOATS), SH_PACK_STEP * (size_t)k);
+}
+
+/* n packed rows of k floats, in either form. */
+static size_t packed_bytes(const sh_cpu *be, int n, int64_t k) {
+  return max_size(be->k.pack_floats(n, k) * sizeof(float), (size_t)n * sh_qpack_most(k));
+}
+
+/* --- Rows for panels. */
+
+bool sh_cpu_same_pack(const sh_wview *a, const sh_wview *b) {
+  return sh_dtype_is_panel(a->type) && sh_dtype_is_panel(b->type) && a->cols == b->cols && a->group == b->group && a->perm == b->perm;
+}
+
+typedef struct qpack_job {
+  const sh_kernels *k;
+  const sh_wview *w;
+  const float *x;
+  int64_t x_stride;
+  int n;
+  uint8_t *q;
+} qpack_job;
+
+static void qpack_item(void *ctx, int item, int worker) {
+  (void)worker;
+  const qpack_job *j = ctx;
+  for (int t = item * QPACK_ROWS; t < min_int(j->n, (item + 1) * QPACK_ROWS); t++)
+    j->k->qpack(j->w, j->x + t * j->x_stride, j->q + (size_t)t * sh_qpack_bytes(j->w));
+}
+
+void sh_cpu_qpack(sh_cpu *be, const sh_wview *w, const float *x, int64_t x_stride, int n, uint8_t *q) {
+  qpack_job j = {.k = &be->k, .w = w, .x = x, .x_stride = x_stride, .n = n, .q = q};
+  const int items = (n + QPACK_ROWS - 1) / QPACK_ROWS;
+  if (n * w->cols > QPACK_INLINE) {
+    sh_pool_run(be->pool, qpack_item, &j, items);
+    return;
+  }
+  for (int i = 0; i < items; i++) qpack_item(&j, i, 0);
 }
 
 /* --- A product of a call: items on the pool. */
@@ -91,25 +136,32 @@ static void mm_item(void *ctx, int item, int worker) {
       .bias = j->bias ? j->bias + r0 : NULL,
       .add = j->add,
   };
+  mm.scratch = (float *)(void *)j->be->scratch.worker[worker];
+  if (sh_dtype_is_panel(j->w->type)) {
+    mm.q = j->q + t0;
+    k->qmm(&mm);
+    return;
+  }
   if (!j->packed_rows) {
     k->dot(&mm);
     return;
   }
   mm.packed = j->packed + k->pack_floats(t0, j->w->cols);
-  mm.scratch = (float *)(void *)j->be->scratch.worker[worker];
   k->gemm(&mm);
 }
 
 /* Items of whole row blocks while there are enough of them, then also of fewer activation rows. */
 static int plan(mm_job *j) {
-  int wanted = ITEMS_PER_WORKER * j->be->n_workers;
-  int64_t rows = SH_GEMM_ROWS;
+  const bool panels = sh_dtype_is_panel(j->w->type);
+  int wanted = ITEMS_PER_WORKER * j->be->n_workers, step = panels ? SH_QMM_ROWS : SH_GEMM_ROWS;
+  int64_t rows = step;
   j->toks = j->n;
-  if (j->n <= FEW) {
-    int64_t by_bytes = (int64_t)((size_t)ITEM_BYTES / (j->w->row_bytes ? j->w->row_bytes : 1)), by_share = j->w->rows / wanted;
-    rows = by_bytes < by_share || j->be->n_workers == 1 ? by_bytes : by_share;
-    rows -= rows % SH_GEMM_ROWS;
-    if (rows < SH_GEMM_ROWS) rows = SH_GEMM_ROWS;
+  if (j->n <= FEW || panels) {
+    int64_t most = j->n > FEW ? PANEL_ROWS : (int64_t)((size_t)ITEM_BYTES / (j->w->row_bytes ? j->w->row_bytes : 1));
+    int64_t by_share = j->w->rows / wanted;
+    rows = most < by_share || j->be->n_workers == 1 ? most : by_share;
+    rows -= rows % step;
+    if (rows < step) rows = step;
   }
   j->rows = (int)rows;
   j->n_row_blocks = (int)((j->w->rows + rows - 1) / rows);
@@ -125,13 +177,20 @@ static size_t cut_scratch(const sh_cpu *be, mm_job *j, uint8_t *base, int n, int
   int rows = min_int(n, CHUNK);
   j->x = sh_cut_take(&c, (size_t)rows, sizeof *j->x);
   j->y = sh_cut_take(&c, (size_t)rows, sizeof *j->y);
-  j->packed = sh_cut_take(&c, be->k.pack_floats(rows, cols), sizeof *j->packed);
+  j->q = sh_cut_take(&c, (size_t)rows, sizeof *j->q);
+  j->packed = sh_cut_take(&c, packed_bytes(be, rows, cols), 1);
   return c.used;
 }
 
 size_t sh_cpu_matmul_bytes(const sh_cpu *be, int n, int64_t cols) {
   mm_job j;
   return cut_scratch(be, &j, NULL, n, cols);
+}
+
+static void pack_for_panels(sh_cpu *be, mm_job *j, const float *x, int64_t x_stride) {
+  uint8_t *q = (uint8_t *)j->packed;
+  sh_cpu_qpack(be, j->w, x, x_stride, j->n, q);
+  for (int t = 0; t < j->n; t++) j->q[t] = q + (size_t)t * sh_qpack_bytes(j->w);
 }
 
 void sh_cpu_matmul(sh_cpu *be, uint8_t *scratch, const sh_wview *w, const float *x, int64_t x_stride, int n, const float *bias, bool add,
@@ -144,9 +203,11 @@ void sh_cpu_matmul(sh_cpu *be, uint8_t *scratch, const sh_wview *w, const float 
       j.x[t] = x + (t0 + t) * x_stride;
       j.y[t] = y + (t0 + t) * y_stride;
     }
-    j.packed_rows = j.n > be->k.dot_tokens(w->type);
+    const bool panels = sh_dtype_is_panel(w->type);
+    if (panels) pack_for_panels(be, &j, x + t0 * x_stride, x_stride);
+    j.packed_rows = !panels && j.n > be->k.dot_tokens(w->type);
     if (j.packed_rows) sh_pool_run(be->pool, pack_item, &j, (j.n + 4 * SH_PACK_STEP - 1) / (4 * SH_PACK_STEP));
-    else if (w->perm) sh_pool_run(be->pool, gather_item, &j, j.n);
+    else if (w->perm && !panels) sh_pool_run(be->pool, gather_item, &j, j.n);
     sh_pool_run(be->pool, mm_item, &j, plan(&j));
   }
 }
@@ -172,7 +233,7 @@ int sh_cpu_linear(sh_backend *b, const sh_weight *w, const sh_tensor *x, int n, 
 
 size_t sh_cpu_item_bytes(const sh_cpu *be, int64_t k) {
   sh_cut c = {0};
-  sh_cut_take(&c, be->k.pack_floats(SH_CPU_ITEM_TOKENS, k), sizeof(float));
+  sh_cut_take(&c, packed_bytes(be, SH_CPU_ITEM_TOKENS, k), 1);
   sh_cut_take(&c, work_floats(be, k), sizeof(float));
   return c.used;
 }
@@ -189,24 +250,41 @@ static void dot_gathered(const sh_kernels *k, const sh_mm *mm, float *copies) {
   k->dot(&m);
 }
 
+/* Panels: with the caller's packed rows, or with those in `packed`, made here unless they are there. */
+static void item_qmm(const sh_kernels *k, sh_mm *mm, bool there, uint8_t *packed) {
+  const uint8_t *q[SH_CPU_ITEM_TOKENS];
+  for (int t = 0; !mm->q && t < mm->n_tok; t++) {
+    uint8_t *row = packed + (size_t)t * sh_qpack_bytes(mm->w);
+    if (!there) k->qpack(mm->w, mm->x[t], row);
+    q[t] = row;
+  }
+  sh_mm m = *mm;
+  if (!m.q) m.q = q;
+  k->qmm(&m);
+}
+
 void sh_cpu_item_mm(const sh_cpu *be, sh_mm *mm, int n, uint8_t *scratch) {
   const sh_kernels *k = &be->k;
   int64_t cols = mm->w->cols;
   sh_cut c = {.p = scratch};
-  float *packed = sh_cut_take(&c, k->pack_floats(SH_CPU_ITEM_TOKENS, cols), sizeof(float));
-  float *work = sh_cut_take(&c, work_floats(be, cols), sizeof(float));
-  const sh_wview *packed_for = NULL;
+  uint8_t *packed = sh_cut_take(&c, packed_bytes(be, SH_CPU_ITEM_TOKENS, cols), 1);
+  float *floats = (float *)(void *)packed, *work = sh_cut_take(&c, work_floats(be, cols), sizeof(float));
+  const sh_wview *packed_for = NULL; /* what `packed` holds */
   for (int i = 0; i < n; i++) {
     const sh_wview *w = mm[i].w;
-    if (mm[i].n_tok <= k->dot_tokens(w->type)) {
-      if (!w->perm) k->dot(&mm[i]);
-      else dot_gathered(k, &mm[i], packed), packed_for = NULL;
-      continue;
-    }
-    if (!packed_for || packed_for->perm != w->perm) pack_rows(k, w, mm[i].x, mm[i].n_tok, work, packed);
-    packed_for = w;
-    mm[i].packed = packed;
     mm[i].scratch = work;
-    k->gemm(&mm[i]);
+    if (sh_dtype_is_panel(w->type)) {
+      item_qmm(k, &mm[i], packed_for && sh_cpu_same_pack(packed_for, w), packed);
+      if (!mm[i].q) packed_for = w;
+    } else if (mm[i].n_tok <= k->dot_tokens(w->type)) {
+      if (!w->perm) k->dot(&mm[i]);
+      else dot_gathered(k, &mm[i], floats), packed_for = NULL;
+    } else {
+      if (!packed_for || sh_dtype_is_panel(packed_for->type) || packed_for->perm != w->perm)
+        pack_rows(k, w, mm[i].x, mm[i].n_tok, work, floats);
+      packed_for = w;
+      mm[i].packed = floats;
+      k->gemm(&mm[i]);
+    }
   }
 }

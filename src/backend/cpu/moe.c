@@ -4,13 +4,13 @@
  * and up rows against the tokens that chose the expert, and h = silu(gate) up. The second takes blocks of output rows and walks the experts
  * in index order, adding weight * (down h) to each token that chose them. So every output element is the work of one item and its sum runs
  * in index order by itself, whatever the batch is; the results of single experts are never stored. The shared expert is one more expert,
- * last, chosen by every token. */
+ * last, chosen by every token. Where the experts are panels, x and h are rounded to int8 once, before the pass that reads them. */
 #include "backend/cpu/cpu.h"
 
 #include <string.h>
 
 enum {
-  ROWS = 2 * SH_GEMM_ROWS, /* weight rows of an item */
+  ROWS = 2 * SH_GEMM_ROWS, /* weight rows of an item, a multiple of SH_QMM_ROWS */
   H_BYTES = 64 << 20,      /* bound on h: tokens of a chunk = H_BYTES / bytes of h per token, so that long prompts do not need gigabytes */
 };
 
@@ -30,7 +30,10 @@ typedef struct moe_job {
   float *slot_weight; /* [n * top_k] */
   int *active;        /* [n_experts] experts that any token chose, ascending */
   int n_active;
-  float *h, *shared_h;       /* [n * top_k, ffn], [n, shared_ffn] */
+  float *h, *shared_h; /* [n * top_k, ffn], [n, shared_ffn] */
+  /* Rows packed once for all experts with panels of the same groups: of x, h, shared_h; the views that they were packed for, or NULL. */
+  uint8_t *qx, *qh, *q_shared;
+  const sh_wview *qx_for, *qh_for, *q_shared_for;
   uint8_t *mm;               /* scratch of the router's product */
   int blocks, shared_blocks; /* row blocks of an expert's, of the shared expert's gate and up */
 } moe_job;
@@ -52,6 +55,9 @@ static size_t cut_shared(moe_job *j, uint8_t *base, int n, int n_experts, int to
   j->active = sh_cut_take(&c, experts, sizeof(int));
   j->h = sh_cut_take(&c, slots * (size_t)j->ffn, sizeof(float));
   j->shared_h = sh_cut_take(&c, t * (size_t)j->shared_ffn, sizeof(float));
+  j->qx = sh_cut_take(&c, t, sh_qpack_most(j->hidden));
+  j->qh = sh_cut_take(&c, slots, sh_qpack_most(j->ffn));
+  j->q_shared = sh_cut_take(&c, j->shared_ffn ? t : 0, sh_qpack_most(j->shared_ffn));
   j->mm = sh_cut_take(&c, sh_cpu_matmul_bytes(j->be, n, j->hidden), 1);
   return c.used;
 }
@@ -122,12 +128,21 @@ static void set_weight(sh_mm *mm, const sh_weight *w, int r0, float *const *y) {
   mm->y = y;
 }
 
+/* Packed rows of the tokens, if they serve w. */
+static bool packed_rows(const sh_wview *w, const sh_wview *packed_for, const uint8_t *rows, const int *token, int s0, int n,
+                        const uint8_t **q) {
+  if (!packed_for || !sh_cpu_same_pack(w, packed_for)) return false;
+  for (int i = 0; i < n; i++) q[i] = rows + (size_t)(token ? token[s0 + i] : s0 + i) * sh_qpack_bytes(w);
+  return true;
+}
+
 /* Row block `block` of an expert's gate and up for the tokens of slots [0, n). token NULL: slot i is token i. */
 static void expert_h(const moe_job *j, const sh_weight *gate, const sh_weight *up, int block, const int *token, int n, float *h, int ffn,
                      uint8_t *scratch) {
   moe_mem mem;
   cut_worker(j, &mem, scratch);
   const float *x[SH_CPU_ITEM_TOKENS];
+  const uint8_t *q[SH_CPU_ITEM_TOKENS];
   float *yg[SH_CPU_ITEM_TOKENS], *yu[SH_CPU_ITEM_TOKENS];
   int r0 = block * ROWS, rows = min_int(ROWS, ffn - r0);
   for (int s0 = 0; s0 < n; s0 += SH_CPU_ITEM_TOKENS) {
@@ -141,6 +156,7 @@ static void expert_h(const moe_job *j, const sh_weight *gate, const sh_weight *u
     mm[1] = mm[0];
     set_weight(&mm[0], gate, r0, yg);
     set_weight(&mm[1], up, r0, yu);
+    for (int i = 0; i < 2; i++) mm[i].q = packed_rows(mm[i].w, j->qx_for, j->qx, token, s0, m, q) ? q : NULL;
     sh_cpu_item_mm(j->be, mm, 2, mem.mm);
     for (int i = 0; i < m; i++) j->be->k.swiglu(yg[i], yu[i], rows, h + (size_t)(s0 + i) * (size_t)ffn + r0);
   }
@@ -160,9 +176,11 @@ static void h_item(void *ctx, int item, int worker) {
 
 /* --- Pass 2: y. */
 
+/* h [n, ffn]; qh: the same packed for qh_for. */
 static void expert_y(const moe_job *j, const sh_weight *down, int r0, int rows, const int *token, const float *weight, int n,
-                     const float *h, int ffn, uint8_t *scratch) {
+                     const float *h, int ffn, const sh_wview *qh_for, const uint8_t *qh, uint8_t *scratch) {
   const float *x[SH_CPU_ITEM_TOKENS];
+  const uint8_t *q[SH_CPU_ITEM_TOKENS];
   float *y[SH_CPU_ITEM_TOKENS];
   for (int s0 = 0; s0 < n; s0 += SH_CPU_ITEM_TOKENS) {
     int m = min_int(SH_CPU_ITEM_TOKENS, n - s0);
@@ -172,6 +190,7 @@ static void expert_y(const moe_job *j, const sh_weight *down, int r0, int rows, 
     }
     sh_mm mm = {.n_rows = rows, .n_tok = m, .x = x, .y0 = r0, .scale = weight + s0};
     set_weight(&mm, down, r0, y);
+    mm.q = packed_rows(mm.w, qh_for, qh, NULL, s0, m, q) ? q : NULL;
     sh_cpu_item_mm(j->be, &mm, 1, scratch);
   }
 }
@@ -183,10 +202,12 @@ static void y_item(void *ctx, int item, int worker) {
   int r0 = item * ROWS, rows = min_int(ROWS, j->hidden - r0);
   for (int i = 0; i < j->n_active; i++) {
     int e = j->active[i], s = j->start[e];
+    const uint8_t *qh = j->qh_for ? j->qh + (size_t)s * sh_qpack_bytes(j->qh_for) : NULL;
     expert_y(j, j->p->down[e], r0, rows, j->token + s, j->slot_weight + s, j->start[e + 1] - s, j->h + (size_t)s * (size_t)j->ffn, j->ffn,
-             mem.mm);
+             j->qh_for, qh, mem.mm);
   }
-  if (j->shared_ffn) expert_y(j, j->p->shared_down, r0, rows, NULL, j->gate_x, j->n, j->shared_h, j->shared_ffn, mem.mm);
+  if (j->shared_ffn)
+    expert_y(j, j->p->shared_down, r0, rows, NULL, j->gate_x, j->n, j->shared_h, j->shared_ffn, j->q_shared_for, j->q_shared, mem.mm);
 }
 
 /* --- The call. */
@@ -212,6 +233,13 @@ static int check(const moe_job *j, sh_error *e) {
   return rc;
 }
 
+/* Packs n rows for w if it is panels; what they are packed for. */
+static const sh_wview *pack(sh_cpu *be, const sh_weight *w, const float *x, int64_t x_stride, int n, uint8_t *q) {
+  if (!sh_dtype_is_panel(w->v.type)) return NULL;
+  sh_cpu_qpack(be, &w->v, x, x_stride, n, q);
+  return &w->v;
+}
+
 static void run_chunk(sh_cpu *be, moe_job *j, bool add) {
   const sh_moe *p = j->p;
   sh_cpu_matmul(be, j->mm, &p->router->v, j->x, j->x_stride, j->n, NULL, false, j->logits, p->n_experts);
@@ -220,7 +248,10 @@ static void run_chunk(sh_cpu *be, moe_job *j, bool add) {
   if (j->shared_ffn && p->shared_switch) sh_cpu_matmul(be, j->mm, &p->shared_switch->v, j->x, j->x_stride, j->n, NULL, false, j->gate_x, 1);
   if (j->shared_ffn) shared_weights(j);
   for (int t = 0; !add && t < j->n; t++) memset(j->y + t * j->y_stride, 0, (size_t)j->hidden * sizeof(float));
+  j->qx_for = pack(be, p->gate[j->active[0]], j->x, j->x_stride, j->n, j->qx);
   sh_pool_run(be->pool, h_item, j, j->shared_blocks + j->n_active * j->blocks);
+  j->qh_for = pack(be, p->down[j->active[0]], j->h, j->ffn, j->n * p->top_k, j->qh);
+  if (j->shared_ffn) j->q_shared_for = pack(be, p->shared_down, j->shared_h, j->shared_ffn, j->n, j->q_shared);
   sh_pool_run(be->pool, y_item, j, div_up(j->hidden, ROWS));
 }
 
