@@ -21,10 +21,12 @@
  * aligned.
  *
  * The product that all kernels compute, for an activation row x, each step in float32 as written, is
- *   per block b: a_b = max |x|; d_b = a_b / 127; e_b[c] = round to nearest even of x[c] * (127 / a_b), 0 when a_b is less than 2^-119, where
- * 127 / a_b or d_b would leave the range of float (a_b not finite: d_b NaN, e_b 0); of a group, over its blocks in order: f_b = float(sum of q e_b[c], exact); t = f_0 d_0, then fma(f_b, d_b, t); likewise u = n_0
- * d_0, fma(n_b, d_b, u) with n_b = float(sum of e_b[c]); both of half a block for groups of 16 y = 0, and group by group: y = fma(s, t, y),
- * and where m is not always 0 y = fma(m, u, y) so a result does not depend on how many rows are computed together. */
+ *   per block b: a_b = max |x|; d_b = a_b / 127; e_b[c] = round to nearest even of x[c] * (127 / a_b); d_b and e_b 0 when a_b is less than
+ * 2^-119, where 127 / a_b or d_b would leave the range of float; d_b NaN and e_b 0 when x is not finite. Of a group, over its blocks in
+ * order: f_b = float(sum of q e_b[c], exact); t = f_0 d_0, then fma(f_b, d_b, t); likewise u = n_0 d_0, fma(n_b, d_b, u) with n_b =
+ * float(sum of e_b[c]); both of half a block for groups of 16. y = 0, and group by group: y = fma(s, t, y), and where m is not always 0 y =
+ * fma(m, u, y). So a result does not depend on how many rows are computed together.
+ */
 #ifndef SH_FORMATS_PANEL_H
 #define SH_FORMATS_PANEL_H
 
