@@ -130,6 +130,7 @@ typedef struct rig_opts {
   int threads, page_size, max_tokens, max_context; /* 0: 2, 16, 1024, 1024 */
   const char *cpu;
   sh_kv_type kv;
+  bool panels; /* as default mode computes quantized weights; false: as exact mode does */
 } rig_opts;
 
 typedef struct rig_seq {
@@ -169,7 +170,8 @@ static inline void rig_open_path(rig *r, const char *path, rig_opts o) {
   sh_backend_opts bo = {.threads = o.threads, .cpu = o.cpu};
   rig_ok(sh_ckpt_open(&r->ckpt, path, 0, &e), &e);
   rig_ok(sh_backend_cpu_new(&r->be, &bo, &e), &e);
-  rig_ok(sh_model_open(&r->m, r->ckpt, r->be, NULL, &e), &e);
+  const sh_repack_opts panels = {.panels = true, .cache_dir = ""};
+  rig_ok(sh_model_open(&r->m, r->ckpt, r->be, o.panels ? &panels : NULL, &e), &e);
   r->V = sh_model_config(r->m)->vocab_size;
   r->H = sh_model_config(r->m)->hidden;
   r->pages_per_seq = (o.max_context - 1) / o.page_size + 1;
