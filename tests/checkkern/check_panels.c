@@ -111,6 +111,10 @@ static void hard_row(ck *c, int kind, float *x, int64_t n) {
   if (kind == 2) x[ck_range(c, 0, (int)n - 1)] = 1e6f;
 }
 
+/* How far e may be from x / d over half, in float32: three roundings (127 / a, the product, d) of a number up to 127 come to 3 * 127 *
+ * 2^-24 of a step, under 2^-15 + 2^-16 of one. */
+static const double ROUNDED = 1 + 0x1p-14;
+
 /* d is a / 127, no value is more than half a d away from d e, the sums are those of the integers. */
 static bool packed_right(const sh_wview *v, const float *x, const uint8_t *q) {
   const sh_panel_shape s = sh_panel_shape_of(v);
@@ -122,7 +126,7 @@ static bool packed_right(const sh_wview *v, const float *x, const uint8_t *q) {
     double value = (double)x[v->perm ? v->perm[col] : col], d = number(SH_F32, q + b * SH_QPACK_BLOCK + B),
            e = (int8_t)q[b * SH_QPACK_BLOCK + at];
     top[b] = fmax(top[b], fabs(value));
-    ok = ok && (fabs(value - d * e) <= d / 2 * (1 + 0x1p-16) || fabs(value) < 0x1p-119) && fabs(e) <= 127;
+    ok = ok && (fabs(value - d * e) <= d / 2 * ROUNDED || fabs(value) < 0x1p-119) && fabs(e) <= 127;
     sum[col / v->group] += d * e;
     size[col / v->group] += d * fabs(e);
   }
@@ -242,7 +246,7 @@ static bool near_exact(const shape *s, const operands *o, const float *y) {
         int at;
         double x = (double)o->x[t * s->k + col], d = number(SH_F32, o->q[t] + block_of(&o->m.v, col, &at) * SH_QPACK_BLOCK + B);
         sum += (w.s * w.q + w.m) * x;
-        bound += fabs(w.s * w.q + w.m) * fmax(d / 2 * (1 + 0x1p-16), d == 0 ? fabs(x) : 0);
+        bound += fabs(w.s * w.q + w.m) * fmax(d / 2 * ROUNDED, d == 0 ? fabs(x) : 0);
         size += (fabs(w.s * w.q) + fabs(w.m)) * (fabs(x) + d);
       }
       if (!(fabs((double)y[t * s->rows + r] - sum) <= bound + steps * 0x1p-24 * size + 1e-40)) return false;
