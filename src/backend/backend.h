@@ -10,6 +10,7 @@
 
 #include "base/err.h"
 #include "base/mem.h"
+#include "formats/kv.h"
 #include "formats/tensor.h"
 
 typedef struct sh_backend sh_backend; /* { const sh_backend_ops *ops; ... private } */
@@ -34,8 +35,6 @@ typedef struct sh_batch {
   int n_out;               /* rows whose logits are wanted */
   const int32_t *out_rows; /* [n_out], ascending */
 } sh_batch;
-
-typedef enum sh_kv_type { SH_KV_F32, SH_KV_BF16 } sh_kv_type;
 
 /* Shape of a cache. */
 typedef struct sh_cache_spec {

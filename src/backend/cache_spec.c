@@ -17,7 +17,8 @@ static size_t add(size_t a, size_t b) {
 }
 
 size_t sh_cache_page_bytes(const sh_cache_spec *s) {
-  size_t position = mul(mul(s->kv_type == SH_KV_F32 ? 4 : 2, s->n_kv_heads), s->head_dim); /* keys of one layer */
+  if (s->head_dim < 0) return SIZE_MAX;
+  size_t position = mul(sh_kv_row_bytes(s->kv_type, s->head_dim), s->n_kv_heads); /* keys of one layer */
   return mul(mul(mul(position, s->page_size), 2), s->n_attn_layers);
 }
 

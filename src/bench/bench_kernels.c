@@ -257,7 +257,8 @@ static double time_attention(sh_kb *b, int variant, const sh_attn *p, int pos, i
 
 static void attention(sh_kb *b, int heads, int kv_heads, int d, int pos, int toks, sh_kv_type kv) {
   char name[96];
-  const char *type = kv == SH_KV_F32 ? "f32" : "bf16";
+  static const char *const names[] = {"f32", "bf16", "int8"};
+  const char *type = names[kv];
   snprintf(name, sizeof name, "attention %s %d:%d heads of %d, %d token%s at %d", type, heads, kv_heads, d, toks, toks > 1 ? "s" : "", pos);
   if (!sh_kb_wanted(b, name)) return;
   double inv_freq[128];
@@ -275,7 +276,7 @@ static void attention(sh_kb *b, int heads, int kv_heads, int d, int pos, int tok
   measure_bandwidth(b);
   int few = toks < 64 ? toks : 64, near = pos < 512 ? pos : 512;                                          /* plain C: a smaller piece */
   double pairs = (double)toks * (pos + (toks + 1) / 2.0), plain = (double)few * (near + (few + 1) / 2.0); /* query tokens x keys seen */
-  double ops = 4.0 * heads * d, bytes = 2.0 * kv_heads * d * (kv == SH_KV_F32 ? 4 : 2);
+  double ops = 4.0 * heads * d, bytes = 2.0 * kv_heads * (double)sh_kv_row_bytes(kv, d);
   double t0 = time_attention(b, SH_KB_PLAIN, &p, near, few, kv),
          t1 = b->be[SH_KB_BEST] ? time_attention(b, SH_KB_BEST, &p, pos, toks, kv) : 0;
   double flops[SH_KB_VARIANTS] = {ops * plain / t0, t1 > 0 ? ops * pairs / t1 : 0};
@@ -414,7 +415,9 @@ static void all(sh_kb *b) {
   attention(b, 8, 2, 256, 0, 2048, SH_KV_BF16);
   attention(b, 8, 2, 256, 0, 2048, SH_KV_F32);
   attention(b, 8, 2, 256, 16384, 1, SH_KV_BF16);
+  attention(b, 8, 2, 256, 16384, 1, SH_KV_I8);
   attention(b, 8, 2, 256, 16384, 1, SH_KV_F32);
+  attention(b, 16, 2, 256, 16384, 1, SH_KV_BF16);
   attention(b, 9, 3, 64, 0, 512, SH_KV_BF16);
   gdn(b, 16, 16, 512);
   gdn(b, 16, 32, 1);

@@ -34,6 +34,7 @@ static void call_swiglu(const sh_kernels *k, arrays *a) { k->swiglu(a->x, a->z, 
 static void call_sigmoid_mul(const sh_kernels *k, arrays *a) { k->sigmoid_mul(a->big, N, a->z); }
 static void call_rope(const sh_kernels *k, arrays *a) { k->rope(a->y, N / 2, false, a->rows[0], a->rows[1]); }
 static void call_to_bf16(const sh_kernels *k, arrays *a) { k->to_bf16(a->x, N, a->halves); }
+static void call_to_kv8(const sh_kernels *k, arrays *a) { k->to_kv8(a->x, N, a->halves); }
 static void call_l2norm(const sh_kernels *k, arrays *a) { k->l2norm(a->y, N, 1); }
 static void call_gdn_gates(const sh_kernels *k, arrays *a) { k->gdn_gates(a->x, a->z, a->gain, a->gain, N, a->y, a->big); }
 static void call_gdn_out(const sh_kernels *k, arrays *a) { k->gdn_out(a->x, a->gain, 1e-6f, N, a->y); }
@@ -141,6 +142,7 @@ static const single SINGLES[] = {
     {"swiglu", call_swiglu, N, SH_KB_ELEMENTS},
     {"sigmoid_mul", call_sigmoid_mul, N, SH_KB_ELEMENTS},
     {"to_bf16", call_to_bf16, N, SH_KB_ELEMENTS},
+    {"to_kv8", call_to_kv8, N, SH_KB_ELEMENTS},
     {"rope", call_rope, N, SH_KB_ELEMENTS},
     {"pack for gemm", call_pack, PACK_ROWS *N, SH_KB_ELEMENTS},
     {"attn_pack", call_attn_pack, SH_ATTN_QUERIES *D, SH_KB_ELEMENTS},

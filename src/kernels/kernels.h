@@ -10,6 +10,7 @@
 #define SH_KERNELS_KERNELS_H
 
 #include "base/err.h"
+#include "formats/kv.h"
 #include "formats/panel.h"
 
 enum {
@@ -53,9 +54,11 @@ typedef struct sh_attn_seg {
   int head_dim;
   float scale;                        /* of q.k */
   const float *q;                     /* queries as attn_pack left them */
-  bool bf16;                          /* element type of keys and values: bf16, else float32 */
+  sh_kv_type kv;                      /* of keys and values */
   int n_pos;                          /* keys in the segment, 1..SH_SEG */
-  const uint8_t *const *k, *const *v; /* [n_pos] rows of head_dim elements */
+  const uint8_t *const *k, *const *v; /* [n_pos] rows as formats/kv.h has them */
+  const uint8_t *const *next;         /* [n_next] keys of the segment after this one: their memory may be asked for early */
+  int n_next;                         /* 0..n_pos */
   const int *limit;                   /* [n_tok] keys that a token may see, 0..n_pos, ascending */
   float *m, *l;                       /* [n_tok * group] running maximum and sum */
   float *acc;                         /* [n_tok * group, sh_attn_stride(head_dim)] running weighted values */
@@ -102,6 +105,7 @@ typedef void sh_k_sigmoid_mul(const float *gate, int n, float *y);              
 /* Rotates the first 2 * half dims of a head, pairs (i, i + half) or (2i, 2i + 1); cs, sn [half]. */
 typedef void sh_k_rope(float *x, int half, bool interleaved, const float *cs, const float *sn);
 typedef void sh_k_to_bf16(const float *x, int n, uint8_t *y); /* round to nearest even */
+typedef void sh_k_to_kv8(const float *x, int n, uint8_t *y);  /* a row of int8 keys or values, sh_kv_row_bytes(SH_KV_I8, n) */
 
 /* Query rows (pointers to head_dim floats) in attn_segment's order: at most sh_attn_pack_floats. */
 typedef void sh_k_attn_pack(const float *const *q, int n_q, int head_dim, float *out);
@@ -139,6 +143,7 @@ typedef struct sh_kernels {
   sh_k_sigmoid_mul *sigmoid_mul;
   sh_k_rope *rope;
   sh_k_to_bf16 *to_bf16;
+  sh_k_to_kv8 *to_kv8;
   sh_k_attn_pack *attn_pack;
   sh_k_attn_segment *attn_segment;
   sh_k_attn_merge *attn_merge;

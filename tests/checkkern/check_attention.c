@@ -8,13 +8,13 @@
 
 typedef struct tile {
   int n_tok, group, d, n_seg, last; /* segments; keys in the last one */
-  bool bf16;
+  sh_kv_type kv;
   float *q;       /* [n_tok * group, d] */
   uint8_t *k, *v; /* [n_seg * SH_SEG, d] elements */
   int *seen;      /* [n_tok] keys that a token may see over all segments */
 } tile;
 
-static size_t row_bytes(const tile *t) { return (size_t)t->d * (t->bf16 ? 2 : 4); }
+static size_t row_bytes(const tile *t) { return sh_kv_row_bytes(t->kv, t->d); }
 
 static int n_keys(const tile *t) { return (t->n_seg - 1) * SH_SEG + t->last; }
 
@@ -23,8 +23,13 @@ static uint8_t *elements(ck *c, const tile *t, float scale) {
   float *f = malloc(n * sizeof *f);
   ck_fill(c, f, n, scale);
   uint8_t *p = ck_alloc((size_t)n_keys(t) * row_bytes(t));
-  if (t->bf16) c->ref.to_bf16(f, (int)n, p);
-  else memcpy(p, f, n * sizeof *f);
+  for (int j = 0; j < n_keys(t); j++) {
+    const float *x = f + (size_t)j * (size_t)t->d;
+    uint8_t *row = p + (size_t)j * row_bytes(t);
+    if (t->kv == SH_KV_BF16) c->ref.to_bf16(x, t->d, row);
+    else if (t->kv == SH_KV_I8) c->ref.to_kv8(x, t->d, row);
+    else memcpy(row, x, (size_t)t->d * sizeof *x);
+  }
   free(f);
   return p;
 }
@@ -35,7 +40,7 @@ static tile tile_new(ck *c) {
             .d = dims[ck_range(c, 0, 6)],
             .n_seg = ck_range(c, 1, 4),
             .last = ck_range(c, 1, SH_SEG),
-            .bf16 = ck_u32(c) & 1};
+            .kv = (sh_kv_type)ck_range(c, SH_KV_F32, SH_KV_I8)};
   t.n_tok = ck_range(c, 1, SH_ATTN_QUERIES / t.group);
   t.q = ck_floats((size_t)(t.n_tok * t.group) * (size_t)t.d);
   ck_fill(c, t.q, (size_t)(t.n_tok * t.group) * (size_t)t.d, 1);
@@ -54,6 +59,8 @@ static void tile_free(tile *t) {
   ck_free(t->q), ck_free(t->k), ck_free(t->v);
   free(t->seen);
 }
+
+static const char *const kv_name[] = {"f32", "bf16", "int8"};
 
 /* Tokens [t0, t0 + n) of the tile through all segments; state m, l, acc and the finished rows. */
 typedef struct result {
@@ -90,7 +97,7 @@ static result attend(const sh_kernels *k, const tile *t, int t0, int n_tok, int 
                                    .head_dim = t->d,
                                    .scale = 1.0f / sqrtf((float)t->d),
                                    .q = packed,
-                                   .bf16 = t->bf16,
+                                   .kv = t->kv,
                                    .n_pos = n,
                                    .k = kr,
                                    .v = vr,
@@ -115,7 +122,7 @@ static void check_tile(ck *c, const tile *t) {
   for (size_t i = 0; i < n; i++) {
     if (want.l[i] > 0) ok = ok && ck_compare(got.y + i * (size_t)t->d, want.y + i * (size_t)t->d, (size_t)t->d, tol) < 0;
   }
-  ck_case(c, ok, "attention of %d tokens x %d heads of %d over %d keys, %s", t->n_tok, t->group, t->d, n_keys(t), t->bf16 ? "bf16" : "f32");
+  ck_case(c, ok, "attention of %d tokens x %d heads of %d over %d keys, %s", t->n_tok, t->group, t->d, n_keys(t), kv_name[t->kv]);
   for (int i = 0; i < t->n_tok; i += 1 + t->n_tok / 4) { /* the token alone, and no key in reach that it may not see */
     if (t->seen[i] == 0) continue;
     result one = attend(&c->k, t, i, 1, t->seen[i]);
@@ -131,7 +138,7 @@ static void check_tile(ck *c, const tile *t) {
 /* A value that a token may not see is infinite: it must not come through as 0 * inf. */
 static void check_hidden_infinity(ck *c) {
   tile t = tile_new(c);
-  if (!t.bf16 && t.seen[0] > 0 && t.seen[0] < n_keys(&t)) {
+  if (t.kv == SH_KV_F32 && t.seen[0] > 0 && t.seen[0] < n_keys(&t)) {
     float inf = INFINITY;
     memcpy(t.v + (size_t)t.seen[0] * row_bytes(&t), &inf, 4);
     result r = attend(&c->k, &t, 0, t.n_tok, n_keys(&t));

@@ -1,5 +1,6 @@
 /* Functions of one row: exp, norms, activations, rotation, conversion, gates, routing. */
 #include "check.h"
+#include "formats/dequant.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -130,6 +131,36 @@ static void check_bf16(ck *c) {
   }
 }
 
+/* Both write the same bytes, no element is off by more than half a step (and what rounding the step to bf16 adds), and what is not finite
+ * is read as NaN. */
+static void check_kv8(ck *c) {
+  for (int i = 0; i < 60; i++) {
+    int n = ck_range(c, 1, 140), kind = i % 6;
+    size_t bytes = sh_kv_row_bytes(SH_KV_I8, n);
+    float *x = ck_floats((size_t)n);
+    uint8_t *got = ck_alloc(bytes), *want = ck_alloc(bytes);
+    ck_fill(c, x, (size_t)n, kind == 1 ? 1e-39f : kind == 2 ? 1e38f : kind == 3 ? 3e-37f : 1);
+    if (kind == 4) x[ck_range(c, 0, n - 1)] = ck_u32(c) & 1 ? NAN : -INFINITY;
+    if (kind == 5) memset(x, 0, (size_t)(n < 32 ? n : 32) * sizeof *x);
+    c->k.to_kv8(x, n, got);
+    c->ref.to_kv8(x, n, want);
+    bool ok = !memcmp(got, want, bytes) && ck_guard_ok(got);
+    for (int j = 0; j < n; j++) {
+      int b = j / SH_KV_BLOCK * SH_KV_BLOCK, end = b + SH_KV_BLOCK < n ? b + SH_KV_BLOCK : n;
+      double top = 0;
+      bool finite = true;
+      for (int m = b; m < end; m++) finite = finite && isfinite(x[m]), top = fmax(top, fabs((double)x[m]));
+      uint16_t h;
+      memcpy(&h, got + n + j / SH_KV_BLOCK * 2, 2);
+      double y = (double)(int8_t)got[j] * (double)sh_bf16_to_f32(h);
+      if (!finite) ok = ok && isnan(y);
+      else ok = ok && fabs(y - (double)x[j]) <= top / 127 * (0.5 + 127 * 0x1p-8) + 127 * 1.2e-38;
+    }
+    ck_case(c, ok, "to_kv8 n %d, values of kind %d", n, kind);
+    ck_free(x), ck_free(got), ck_free(want);
+  }
+}
+
 static void check_route(ck *c) {
   for (int i = 0; i < 40; i++) {
     int n = ck_range(c, 1, 300), k = ck_range(c, 1, n < 12 ? n : 12), index[12];
@@ -169,5 +200,6 @@ void ck_rows(ck *c) {
   check_row(c, "rope halves", do_rope_half, rot);
   check_row(c, "rope pairs", do_rope_pairs, rot);
   check_bf16(c);
+  check_kv8(c);
   check_route(c);
 }

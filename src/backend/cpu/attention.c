@@ -98,8 +98,11 @@ static void head_prepare(const attn_job *j, float *x, const sh_tensor *gain, int
 }
 
 static void kv_store(const attn_job *j, const float *x, uint8_t *dst) {
-  if (j->c->spec.kv_type == SH_KV_F32) memcpy(dst, x, (size_t)j->p->head_dim * sizeof *x);
-  else j->be->k.to_bf16(x, j->p->head_dim, dst);
+  switch (j->c->spec.kv_type) {
+  case SH_KV_F32: memcpy(dst, x, (size_t)j->p->head_dim * sizeof *x); return;
+  case SH_KV_BF16: j->be->k.to_bf16(x, j->p->head_dim, dst); return;
+  case SH_KV_I8: j->be->k.to_kv8(x, j->p->head_dim, dst); return;
+  }
 }
 
 static void prepare_item(void *ctx, int item, int worker) {
@@ -166,16 +169,22 @@ static void pack_queries(const attn_job *j, const tile_place *at, float *out) {
   j->be->k.attn_pack(q, n, j->p->head_dim, out);
 }
 
+/* Rows of the keys or values from position p0 on, as many as the segment holds up to `last`. Returns how many. */
+static int segment_rows(const attn_job *j, const tile_place *at, int p0, bool is_v, const uint8_t **rows) {
+  int n = min_int(SH_SEG, at->last + 1 - p0);
+  for (int i = 0; i < n; i++) rows[i] = sh_cpu_kv_row(j->c, at->s->pages, j->layer, at->kv_head, p0 + i, is_v);
+  return n;
+}
+
 static void run_span(const attn_job *j, const tile_place *at, const tile_mem *mem, int span, attn_state st) {
-  const uint8_t *k[SH_SEG], *v[SH_SEG];
+  const uint8_t *keys[2][SH_SEG], *v[SH_SEG], **k = keys[0], **next = keys[1];
   int limit[SH_ATTN_QUERIES], first_pos = at->s->pos + at->t->first;
   state_clear(st, at->t->n_tok * at->n_heads, j->p->head_dim);
-  for (int p0 = span * SH_SPAN; p0 < (span + 1) * SH_SPAN && p0 <= at->last; p0 += SH_SEG) {
-    int n = min_int(SH_SEG, at->last + 1 - p0);
-    for (int i = 0; i < n; i++) {
-      k[i] = sh_cpu_kv_row(j->c, at->s->pages, j->layer, at->kv_head, p0 + i, false);
-      v[i] = sh_cpu_kv_row(j->c, at->s->pages, j->layer, at->kv_head, p0 + i, true);
-    }
+  int end = min_int((span + 1) * SH_SPAN, at->last + 1), n_next = 0;
+  for (int p0 = span * SH_SPAN; p0 < end; p0 += SH_SEG) {
+    int n = n_next ? n_next : segment_rows(j, at, p0, false, k);
+    segment_rows(j, at, p0, true, v);
+    n_next = p0 + SH_SEG < end ? segment_rows(j, at, p0 + SH_SEG, false, next) : 0;
     for (int t = 0; t < at->t->n_tok; t++) {
       int seen = first_pos + t + 1 - p0;
       limit[t] = seen < 0 ? 0 : min_int(seen, n);
@@ -186,16 +195,21 @@ static void run_span(const attn_job *j, const tile_place *at, const tile_mem *me
         .head_dim = j->p->head_dim,
         .scale = j->p->scale,
         .q = mem->q,
-        .bf16 = j->c->spec.kv_type == SH_KV_BF16,
+        .kv = j->c->spec.kv_type,
         .n_pos = n,
         .k = k,
         .v = v,
+        .next = next,
+        .n_next = n_next,
         .limit = limit,
         .m = st.m,
         .l = st.l,
         .acc = st.acc,
         .scratch = mem->scratch,
     });
+    const uint8_t **done = k;
+    k = next;
+    next = done;
   }
 }
 

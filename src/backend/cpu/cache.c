@@ -23,6 +23,7 @@ static int map_new(uint8_t **out, size_t *len, size_t stride, int n, const char 
     *len = 0;
     return sh_fail(e, SH_ERR_NOMEM, "the system refused %zu bytes for %d %s; lower the context or the number of sequences", want, n, what);
   }
+  madvise(p, *len, MADV_HUGEPAGE); /* a walk of the page table for each 4 KB costs more than reading them */
   *out = p;
   return 0;
 }
@@ -48,7 +49,7 @@ int sh_cpu_cache_new(sh_backend *b, const sh_cache_spec *spec, sh_cache **out, s
   c->spec = *spec;
   c->page_stride = round64(sh_cache_page_bytes(spec));
   c->slot_stride = round64(sh_cache_slot_bytes(spec));
-  c->head_bytes = (size_t)spec->page_size * (size_t)spec->head_dim * (spec->kv_type == SH_KV_F32 ? 4 : 2);
+  c->head_bytes = (size_t)spec->page_size * sh_kv_row_bytes(spec->kv_type, spec->head_dim);
   if (spec->n_linear_layers > 0) c->layer_floats = sh_cache_slot_bytes(spec) / (size_t)spec->n_linear_layers / sizeof(float);
   rc = map_new(&c->pages, &c->pages_len, c->page_stride, spec->n_pages, "KV pages", e);
   if (rc == 0) rc = map_new(&c->slots, &c->slots_len, c->slot_stride, spec->n_slots, "state slots", e);

@@ -14,7 +14,17 @@ void sh_kern_attn_pack_ref(const float *const *q, int n_q, int head_dim, float *
 
 /* Rows of keys or values as float32, [n_pos, head_dim]. */
 static void expand(const sh_attn_seg *a, const uint8_t *const *rows, float *out) {
-  for (int j = 0; j < a->n_pos; j++, out += a->head_dim) sh_dequant(a->bf16 ? SH_BF16 : SH_F32, rows[j], a->head_dim, out);
+  for (int j = 0; j < a->n_pos; j++, out += a->head_dim) {
+    if (a->kv != SH_KV_I8) {
+      sh_dequant(a->kv == SH_KV_BF16 ? SH_BF16 : SH_F32, rows[j], a->head_dim, out);
+      continue;
+    }
+    for (int i = 0; i < a->head_dim; i++) {
+      uint16_t h;
+      memcpy(&h, rows[j] + a->head_dim + i / SH_KV_BLOCK * 2, 2);
+      out[i] = (float)(int8_t)rows[j][i] * sh_bf16_to_f32(h);
+    }
+  }
 }
 
 /* One query against the first n keys. */

@@ -4,6 +4,7 @@
 #include "kernels/ref/ref.h"
 #include "formats/dequant.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -50,5 +51,24 @@ void sh_kern_to_bf16_ref(const float *x, int n, uint8_t *y) {
   for (int i = 0; i < n; i++) {
     uint16_t h = sh_f32_to_bf16(x[i]);
     memcpy(y + 2 * i, &h, 2);
+  }
+}
+
+void sh_kern_to_kv8_ref(const float *x, int n, uint8_t *y) {
+  memset(y, 0, sh_kv_row_bytes(SH_KV_I8, n));
+  for (int b = 0; b < n; b += SH_KV_BLOCK) {
+    const int end = b + SH_KV_BLOCK < n ? b + SH_KV_BLOCK : n;
+    float a = 0;
+    for (int i = b; i < end; i++) a = isnan(a) || fabsf(x[i]) <= a ? a : fabsf(x[i]); /* a NaN is taken and stays */
+    const uint16_t h = sh_f32_to_bf16(a / 127.0f);
+    const float d = sh_bf16_to_f32(h);
+    if (d < FLT_MIN) continue;
+    memcpy(y + n + b / SH_KV_BLOCK * 2, &h, 2);
+    if (!isfinite(d)) continue; /* 0 d is NaN */
+    const float inv = 1.0f / d;
+    for (int i = b; i < end; i++) {
+      const float e = rintf(x[i] * inv);
+      y[i] = (uint8_t)(int8_t)(e > 127 ? 127 : e < -127 ? -127 : e);
+    }
   }
 }

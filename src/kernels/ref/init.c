@@ -19,6 +19,7 @@ void sh_kernels_init_ref(sh_kernels *k) {
       .sigmoid_mul = sh_kern_sigmoid_mul_ref,
       .rope = sh_kern_rope_ref,
       .to_bf16 = sh_kern_to_bf16_ref,
+      .to_kv8 = sh_kern_to_kv8_ref,
       .attn_pack = sh_kern_attn_pack_ref,
       .attn_segment = sh_kern_attn_segment_ref,
       .attn_merge = sh_kern_attn_merge_ref,

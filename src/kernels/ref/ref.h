@@ -20,6 +20,7 @@ sh_k_swiglu sh_kern_swiglu_ref;
 sh_k_sigmoid_mul sh_kern_sigmoid_mul_ref;
 sh_k_rope sh_kern_rope_ref;
 sh_k_to_bf16 sh_kern_to_bf16_ref;
+sh_k_to_kv8 sh_kern_to_kv8_ref;
 sh_k_attn_pack sh_kern_attn_pack_ref;
 sh_k_attn_segment sh_kern_attn_segment_ref;
 sh_k_attn_merge sh_kern_attn_merge_ref;

@@ -5,6 +5,7 @@
 #include "kernels/x86/vec.h"
 #include "kernels/x86/x86.h"
 
+#include <float.h>
 #include <math.h>
 
 /* Runs BODY with `v` = lanes at x + i and `n` lanes alive. */
@@ -74,6 +75,42 @@ void sh_kern_to_bf16_avx2(const float *x, int n, uint8_t *y) {
     if (m == 8) _mm_storeu_si128((__m128i *)(void *)(y + 2 * i), h);
     else memcpy(y + 2 * i, &h, 2 * (size_t)m);
   }
+}
+
+/* One block, n of 32 elements. Maxima are of the bits without the sign: there a NaN is larger than everything. */
+static void kv8_block(const float *x, int n, uint8_t *e, uint8_t *scale) {
+  const __m256i no_sign = _mm256_set1_epi32(0x7fffffff);
+  v8 v[SH_KV_BLOCK / 8];
+  __m256i top = _mm256_setzero_si256();
+  _Pragma("GCC unroll 4") for (int i = 0; i < SH_KV_BLOCK / 8; i++) {
+    v[i] = n > 8 * i ? v8_load_n(x + 8 * i, n - 8 * i) : v8_zero();
+    top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(v[i]), no_sign));
+  }
+  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+  const __m128i h = v8_to_bf16(_mm256_div_ps(_mm256_castsi256_ps(_mm256_broadcastd_epi32(m)), v8_set(127.0f)));
+  const v8 d = v8_of_bf16(h);
+  uint8_t out[SH_KV_BLOCK] = {0};
+  const float d0 = _mm256_cvtss_f32(d);
+  const bool counts = !(d0 < FLT_MIN);
+  if (counts) memcpy(scale, &h, 2);
+  else memset(scale, 0, 2);
+  if (counts && d0 <= FLT_MAX) {
+    const v8 inv = _mm256_div_ps(v8_set(1.0f), d);
+    __m256i q[SH_KV_BLOCK / 8];
+    _Pragma("GCC unroll 4") for (int i = 0; i < SH_KV_BLOCK / 8; i++) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inv));
+    __m256i p = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+    p = _mm256_permutevar8x32_epi32(p, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256((__m256i *)(void *)out, _mm256_max_epi8(p, _mm256_set1_epi8(-127)));
+  }
+  memcpy(e, out, (size_t)(n < SH_KV_BLOCK ? n : SH_KV_BLOCK));
+}
+
+void sh_kern_to_kv8_avx2(const float *x, int n, uint8_t *y) {
+  const int blocks = (n + SH_KV_BLOCK - 1) / SH_KV_BLOCK, used = n + 2 * blocks;
+  for (int b = 0; b < blocks; b++) kv8_block(x + b * SH_KV_BLOCK, n - b * SH_KV_BLOCK, y + b * SH_KV_BLOCK, y + n + 2 * b);
+  memset(y + used, 0, sh_kv_row_bytes(SH_KV_I8, n) - (size_t)used);
 }
 
 void sh_kern_gdn_out_avx2(const float *z, const float *gain, float eps, int n, float *o) {

@@ -20,6 +20,7 @@ void sh_kernels_init_x86(sh_kernels *k, unsigned flags) {
   k->sigmoid_mul = sh_kern_sigmoid_mul_avx2;
   k->rope = sh_kern_rope_avx2;
   k->to_bf16 = sh_kern_to_bf16_avx2;
+  k->to_kv8 = sh_kern_to_kv8_avx2;
   k->attn_pack = sh_kern_attn_pack_avx2;
   k->attn_segment = sh_kern_attn_segment_avx2;
   k->attn_merge = sh_kern_attn_merge_avx2;

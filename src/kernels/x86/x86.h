@@ -19,6 +19,7 @@ sh_k_swiglu sh_kern_swiglu_avx2;
 sh_k_sigmoid_mul sh_kern_sigmoid_mul_avx2;
 sh_k_rope sh_kern_rope_avx2;
 sh_k_to_bf16 sh_kern_to_bf16_avx2;
+sh_k_to_kv8 sh_kern_to_kv8_avx2;
 sh_k_attn_pack sh_kern_attn_pack_avx2;
 sh_k_attn_segment sh_kern_attn_segment_avx2;
 sh_k_attn_merge sh_kern_attn_merge_avx2;
