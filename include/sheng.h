@@ -39,9 +39,11 @@ typedef struct sh_engine_options {
   double memory_utilization;      /* share of the cgroup's or machine's memory, weights included; 0 = 0.9 */
   int64_t memory_limit;           /* bytes; 0 = that of the cgroup or machine. For tests and tools */
   const char *dtype; /* "auto", "bfloat16", "float16", "float32": what the user asked; the CPU computes in float32 on the stored weights */
-  const char *quantization;  /* NULL or the method the checkpoint must have */
-  bool exact;                /* float32 on the stored weights, float32 KV; the reference numbers */
-  const char *head;          /* what a head of floats is rounded to: NULL or "auto", "int4", "int6", "int8", "bf16"; not with exact */
+  const char *quantization; /* NULL or the method the checkpoint must have */
+  bool exact;               /* float32 on the stored weights, float32 KV; the reference numbers */
+  const char *head;         /* what a head of floats is rounded to: NULL or "auto", "int4", "int6", "int8", "bf16"; not with exact */
+  const char
+      *kv_cache_dtype;       /* NULL or "auto" (bfloat16, float32 with exact), "float32", "bfloat16", "int8"; not the last two with exact */
   int64_t threads;           /* 0 = every usable core */
   const char *cpu;           /* NULL, "native", "avx2", "baseline" */
   int64_t step_ms;           /* target time of a step with prompt tokens; 0 = 100 */

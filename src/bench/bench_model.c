@@ -214,8 +214,8 @@ static void add_facts(bench *b) {
   sh_format_size((int64_t)c->state_bytes, state);
   sh_bench_add_fact(b->out, "model", "%s: %s, %s", sh_path_base(b->o->model), sh_model_describe(b->m), weights);
   sh_bench_add_fact(b->out, "computed", "%s, %s, KV in %s, steps of at most %d prompt tokens, timed by the %s clock",
-                    b->be->ops->describe(b->be), b->o->exact ? "exact" : "default mode",
-                    b->o->kv_type == SH_KV_F32 ? "float32" : "bfloat16", b->chunk, b->probe.threads == 1 ? "processor's" : "wall");
+                    b->be->ops->describe(b->be), b->o->exact ? "exact" : "default mode", sh_kv_name(b->o->kv_type), b->chunk,
+                    b->probe.threads == 1 ? "processor's" : "wall");
   sh_bench_add_fact(b->out, "counted",
                     "%.4g GOP a token and %.4g a row of logits; %.4g MB of weights a step (%.4g with logits), state %s, "
                     "KV %.0f bytes a token",
@@ -458,7 +458,6 @@ int sh_bench_model_run(sh_bench_out *out, const sh_bench_model_opts *o, sh_error
   bench b = {.o = o, .out = out};
   if (o->repeat < 1 || o->repeat > SH_BENCH_MODEL_REPEAT)
     return sh_fail(e, SH_ERR_ARG, "%d runs of a row: 1 to %d are possible", o->repeat, SH_BENCH_MODEL_REPEAT);
-  if (o->exact && o->kv_type != SH_KV_F32) return sh_fail(e, SH_ERR_ARG, "--exact keeps keys and values in float32");
   int rc = open_model(&b, e);
   if (rc == 0) rc = choose_works(&b, e);
   if (rc == 0) rc = reserve(&b, e);

@@ -131,8 +131,8 @@ static const sh_opt MODEL_TABLE[] = {
     {"repeat", NULL, SH_OPT_INT, AT(repeat), 1, SH_BENCH_MODEL_REPEAT, NULL, NULL, "What to measure", "N", "Timed runs of a row."},
     {"chunk", NULL, SH_OPT_INT, AT(chunk), 1, 8192, NULL, NULL, "What to measure", "TOKENS", "Most tokens of a prompt in one step."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, NULL, "Computation", NULL, "float32 everywhere: the reference numbers."},
-    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv), 0, 0, "auto|float32|bfloat16", NULL, "Computation", NULL,
-     "Type of keys and values; auto is bfloat16, float32 with --exact."},
+    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv), 0, 0, "auto|float32|bfloat16|int8", NULL, "Computation", "TYPE",
+     "How keys and values are kept; auto: bfloat16, float32 with --exact."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, NULL, "Computation", "N", "Threads; 0 is every usable core."},
     CPU_ROW(model_opts),
     {"cache-dir", NULL, SH_OPT_STR, AT(cache_dir), 0, 0, NULL, "SHENG_CACHE_DIR", "Computation", "FOLDER",
@@ -165,9 +165,9 @@ static int run_model(sh_bench_out *out, const void *opts, sh_error *e) {
                            .cpu = o->cpu,
                            .cache_dir = o->cache_dir,
                            .exact = o->exact,
-                           .kv_type = strcmp(o->kv, "float32") == 0 || (o->exact && strcmp(o->kv, "auto") == 0) ? SH_KV_F32 : SH_KV_BF16,
                            .stop = sh_cli_bench_stop()};
-  int rc = read_sizes(&m.prefill, o->prefill, MODEL.prefill, "prefill", 1, 1 << 20, e);
+  int rc = sh_kv_parse(o->kv, o->exact, &m.kv_type, e);
+  if (rc == 0) rc = read_sizes(&m.prefill, o->prefill, MODEL.prefill, "prefill", 1, 1 << 20, e);
   if (rc == 0) rc = read_sizes(&m.depth, o->depth, MODEL.depth, "depth", 0, 1 << 20, e);
   if (rc == 0) rc = read_sizes(&m.seqs, o->seqs, MODEL.seqs, "seqs", 1, 4096, e);
   return rc == 0 ? sh_bench_model_run(out, &m, e) : rc;

@@ -14,13 +14,13 @@
 enum { MAX_OUT = 256 << 20, MAX_COMPARE = 64 };
 
 typedef struct options {
-  const char *against, *text, *tasks, *json, *csv, *report, *cpu, *cache_dir, *head;
+  const char *against, *text, *tasks, *json, *csv, *report, *cpu, *cache_dir, *head, *kv_cache_dtype;
   sh_strlist compare;
   int64_t seq_len, samples, prompts, threads;
-  bool exact;
+  bool exact, against_exact;
 } options;
 
-static const options DEFAULTS = {.cpu = "native", .head = "auto", .seq_len = 512, .prompts = 16};
+static const options DEFAULTS = {.cpu = "native", .head = "auto", .kv_cache_dtype = "auto", .seq_len = 512, .prompts = 16};
 
 #define AT(f) offsetof(options, f)
 static const sh_opt TABLE[] = {
@@ -42,7 +42,12 @@ static const sh_opt TABLE[] = {
     {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, "auto|int4|int6|int8|bf16", NULL, "Computation", "TYPE",
      "What a head stored in floats is rounded to: int4, int6, int8 (scales per 32 columns), or bf16, as stored; auto: int8 where the other "
      "weights are quantized, else bf16."},
+    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, "auto|float32|bfloat16|int8", NULL, "Computation", "TYPE",
+     "How keys and values are kept: bfloat16, int8 (half the memory, a scale per 32 dims) or float32; auto: bfloat16, float32 with "
+     "--exact."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, NULL, "Computation", NULL, "float32 everywhere: the reference numbers."},
+    {"against-exact", NULL, SH_OPT_FLAG, AT(against_exact), 0, 0, NULL, NULL, "Computation", NULL,
+     "Compute the reference with --exact; without --against it is MODEL itself: what the default mode changes."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, NULL, "Computation", "N", "Threads; 0 is every usable core."},
     {"cpu", NULL, SH_OPT_ENUM, AT(cpu), 0, 0, "native|avx2|baseline", NULL, "Computation", "LEVEL", "Instruction sets to use."},
     {"cache-dir", NULL, SH_OPT_STR, AT(cache_dir), 0, 0, NULL, "SHENG_CACHE_DIR", "Computation", "FOLDER",
@@ -147,7 +152,9 @@ static int eval(const char *model, const char *against, const options *o, sh_err
                            .samples = (int)o->samples,
                            .prompts = against ? (int)o->prompts : 0,
                            .exact = o->exact,
+                           .against_exact = o->against_exact,
                            .head = o->head,
+                           .kv_cache_dtype = o->kv_cache_dtype,
                            .threads = (int)o->threads,
                            .cpu = o->cpu,
                            .cache_dir = o->cache_dir,
@@ -181,7 +188,7 @@ int sh_cmd_eval(int argc, char **argv) {
   if (status == 0 && !done && o.compare.n && !o.report)
     status = sh_cli_fail("eval", (sh_fail(&e, SH_ERR_ARG, "--compare is shown in --report FILE.html, which is missing"), &e), true);
   if (status == 0 && !done) status = sh_cli_find_model("eval", model, &path);
-  if (status == 0 && !done && o.against) status = sh_cli_find_model("eval", o.against, &against);
+  if (status == 0 && !done && (o.against || o.against_exact)) status = sh_cli_find_model("eval", o.against ? o.against : model, &against);
   if (status == 0 && !done && eval(path, against, &o, &e) < 0) status = sh_cli_fail("eval", &e, false);
   if (o.compare.private_cap > 0) sh_free((void *)o.compare.v);
   sh_free(path);

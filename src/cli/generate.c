@@ -21,7 +21,7 @@
 enum { WINDOW = 256, MAX_LINE = 1 << 30, MAX_ANSWER = 1 << 30, READ_BYTES = 64 << 10 };
 
 typedef struct options {
-  const char *dtype, *quantization, *cache_dir, *cpu, *generation_config, *log_level, *head;
+  const char *dtype, *quantization, *cache_dir, *cpu, *generation_config, *log_level, *head, *kv_cache_dtype;
   int64_t max_model_len, max_num_seqs, max_num_batched_tokens, block_size, threads, memory_limit, seed, step_ms;
   double memory_utilization;
   bool exact;
@@ -55,6 +55,9 @@ static const sh_opt TABLE[] = {
     {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, "auto|int4|int6|int8|bf16", "SHENG_HEAD", "Compute", "TYPE",
      "What a head stored in floats is rounded to: int4, int6, int8 (scales per 32 columns), or bf16, as stored; auto: int8 where the other "
      "weights are quantized, else bf16."},
+    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, "auto|float32|bfloat16|int8", "SHENG_KV_CACHE_DTYPE", "Compute", "TYPE",
+     "How keys and values are kept: bfloat16, int8 (half the memory, a scale per 32 dims) or float32; auto: bfloat16, float32 with "
+     "--exact."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, "SHENG_EXACT", "Compute", NULL, "float32 everywhere: the reference numbers."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, "SHENG_THREADS", "Compute", "N",
      "Threads that compute; 0 is one per usable core."},
@@ -63,8 +66,13 @@ static const sh_opt TABLE[] = {
      "What is written to stderr."},
     {0},
 };
-static const options DEFAULTS = {
-    .dtype = "auto", .cpu = "native", .head = "auto", .generation_config = "auto", .log_level = "warning", .memory_utilization = 0.9};
+static const options DEFAULTS = {.dtype = "auto",
+                                 .cpu = "native",
+                                 .head = "auto",
+                                 .kv_cache_dtype = "auto",
+                                 .generation_config = "auto",
+                                 .log_level = "warning",
+                                 .memory_utilization = 0.9};
 
 void sh_cmd_generate_options(const sh_opt **table, const void **defaults) {
   *table = TABLE;
@@ -363,6 +371,7 @@ static int generate(const char *model, const options *o, sh_error *e) {
       .cache_dir = o->cache_dir,
       .exact = o->exact,
       .head = o->head,
+      .kv_cache_dtype = o->kv_cache_dtype,
       .threads = o->threads,
       .cpu = o->cpu,
       .step_ms = o->step_ms,

@@ -21,12 +21,12 @@ enum { MAX_CHUNK = 65536, PAGE_SIZE = 16 };
 static const size_t MAX_IDS_FILE = 64u << 20; /* bytes: some five million ids */
 
 typedef struct logits_opts {
-  const char *ids, *out, *cpu, *cache_dir, *head;
+  const char *ids, *out, *cpu, *cache_dir, *head, *kv_cache_dtype;
   bool all, exact;
   int64_t chunk, threads;
 } logits_opts;
 
-static const logits_opts DEFAULTS = {.cpu = "native", .head = "auto", .chunk = 256};
+static const logits_opts DEFAULTS = {.cpu = "native", .head = "auto", .kv_cache_dtype = "auto", .chunk = 256};
 
 #define AT(field) offsetof(logits_opts, field)
 static const sh_opt TABLE[] = {
@@ -38,6 +38,9 @@ static const sh_opt TABLE[] = {
     {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, "auto|int4|int6|int8|bf16", NULL, "Computation", "TYPE",
      "What a head stored in floats is rounded to: int4, int6, int8 (scales per 32 columns), or bf16, as stored; auto: int8 where the other "
      "weights are quantized, else bf16."},
+    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, "auto|float32|bfloat16|int8", NULL, "Computation", "TYPE",
+     "How keys and values are kept: bfloat16, int8 (half the memory, a scale per 32 dims) or float32; auto: bfloat16, float32 with "
+     "--exact."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, NULL, "Computation", NULL, "float32 everywhere: the reference numbers."},
     {"chunk", NULL, SH_OPT_INT, AT(chunk), 1, MAX_CHUNK, NULL, NULL, "Computation", "N", "Tokens of one step."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, NULL, "Computation", "N", "Threads; 0 is every usable core."},
@@ -98,8 +101,7 @@ static int check_ids(const sh_config *c, const char *path, const int32_t *ids, i
 
 /* ---- The run ---- */
 
-static int check_memory(const sh_model *m, const logits_opts *o, int n, int n_rows, sh_error *e) {
-  sh_kv_type kv = o->exact ? SH_KV_F32 : SH_KV_BF16;
+static int check_memory(const sh_model *m, const logits_opts *o, sh_kv_type kv, int n, int n_rows, sh_error *e) {
   size_t result = (size_t)n_rows * (size_t)sh_model_config(m)->vocab_size * sizeof(float);
   size_t other =
       (size_t)n * sh_model_kv_bytes_per_token(m, kv) + sh_model_state_bytes(m) + sh_model_scratch_bytes(m, (int)o->chunk, (int)o->chunk);
@@ -129,7 +131,7 @@ static int feed(sh_model *m, const logits_opts *o, const int32_t *ids, int n, in
   return 0;
 }
 
-static int run(sh_model *m, logits_opts *o, const int32_t *ids, int n, sh_error *e) {
+static int run(sh_model *m, logits_opts *o, sh_kv_type kv, const int32_t *ids, int n, sh_error *e) {
   int n_rows = o->all ? n : 1, n_pages = (n - 1) / PAGE_SIZE + 1;
   int V = sh_model_config(m)->vocab_size;
   if (o->chunk > n) o->chunk = n;
@@ -138,12 +140,12 @@ static int run(sh_model *m, logits_opts *o, const int32_t *ids, int n, sh_error 
   sh_model_sizes sizes = {.page_size = PAGE_SIZE,
                           .n_pages = n_pages,
                           .n_slots = 1,
-                          .kv_type = o->exact ? SH_KV_F32 : SH_KV_BF16,
+                          .kv_type = kv,
                           .max_tokens = (int)o->chunk,
                           .max_seqs = 1,
                           .max_out = (int)o->chunk,
                           .max_context = n};
-  int rc = check_memory(m, o, n, n_rows, e);
+  int rc = check_memory(m, o, kv, n, n_rows, e);
   if (rc < 0) return rc;
   pages = sh_calloc((size_t)n_pages, sizeof *pages);
   rows = sh_calloc((size_t)o->chunk, sizeof *rows);
@@ -185,11 +187,13 @@ static int logits(const char *path, logits_opts *o, sh_error *e) {
   if (rc == 0) rc = sh_ckpt_open(&ckpt, path, 0, e);
   if (rc == 0) rc = sh_backend_cpu_new(&be, &bo, e);
   sh_repack_opts repack = {.panels = !o->exact, .cache_dir = o->cache_dir, .threads = (int)o->threads};
+  sh_kv_type kv = SH_KV_BF16;
   if (rc == 0) rc = sh_head_parse(o->head, o->exact, &repack.head, e);
+  if (rc == 0) rc = sh_kv_parse(o->kv_cache_dtype, o->exact, &kv, e);
   if (rc == 0) rc = sh_model_open(&m, ckpt, be, &repack, e);
   if (rc == 0) rc = check_ids(sh_model_config(m), o->ids, ids, n, e);
   if (rc == 0) rc = sh_model_read_ahead(m, e);
-  if (rc == 0) rc = run(m, o, ids, n, e);
+  if (rc == 0) rc = run(m, o, kv, ids, n, e);
   sh_model_free(m);
   if (be) be->ops->free(be);
   sh_ckpt_close(ckpt);

@@ -21,7 +21,7 @@
 enum { MAX_MESSAGE = 64 << 20, TURN_ARENA = 512 << 20, WAIT_MS = 50 };
 
 typedef struct run_options {
-  const char *system, *chat_template, *kwargs, *dtype, *cpu, *generation_config, *cache_dir, *head;
+  const char *system, *chat_template, *kwargs, *dtype, *cpu, *generation_config, *cache_dir, *head, *kv_cache_dtype;
   int64_t max_tokens, max_model_len, threads, memory_limit, seed;
   double temperature, top_p, memory_utilization;
   bool exact;
@@ -54,14 +54,23 @@ static const sh_opt table[] = {
     {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, "auto|int4|int6|int8|bf16", "SHENG_HEAD", "Model", "TYPE",
      "What a head stored in floats is rounded to: int4, int6, int8 (scales per 32 columns), or bf16, as stored; auto: int8 where the other "
      "weights are quantized, else bf16."},
+    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, "auto|float32|bfloat16|int8", "SHENG_KV_CACHE_DTYPE", "Model", "TYPE",
+     "How keys and values are kept: bfloat16, int8 (half the memory, a scale per 32 dims) or float32; auto: bfloat16, float32 with "
+     "--exact."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, "SHENG_EXACT", "Model", NULL, "float32 everywhere: the reference numbers."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, "SHENG_THREADS", "Model", "N",
      "Threads that compute; 0 is one per usable core."},
     {"cpu", NULL, SH_OPT_ENUM, AT(cpu), 0, 0, "native|avx2|baseline", "SHENG_CPU", "Model", NULL, "Instructions to use at most."},
     {0},
 };
-static const run_options defaults = {
-    .temperature = -1, .top_p = -1, .seed = -1, .memory_utilization = 0.9, .dtype = "auto", .cpu = "native", .head = "auto"};
+static const run_options defaults = {.temperature = -1,
+                                     .top_p = -1,
+                                     .seed = -1,
+                                     .memory_utilization = 0.9,
+                                     .dtype = "auto",
+                                     .cpu = "native",
+                                     .head = "auto",
+                                     .kv_cache_dtype = "auto"};
 
 void sh_cmd_run_options(const sh_opt **out_table, const void **out_defaults) {
   *out_table = table;
@@ -410,6 +419,7 @@ static int session_open(session *s, const run_options *o, const char *model, con
       .dtype = o->dtype,
       .exact = o->exact,
       .head = o->head,
+      .kv_cache_dtype = o->kv_cache_dtype,
       .threads = o->threads,
       .cpu = o->cpu,
       .cache_dir = o->cache_dir,

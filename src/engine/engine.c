@@ -52,6 +52,7 @@ struct sh_engine {
   /* under mu */
   sh_request *incoming, *incoming_tail;
   int n_queued; /* requests that no slot was found for yet, the incoming included */
+  sh_kv_type kv_type;
   bool wake, stop, draining, reset_stats;
   uint64_t next_number;
   sh_stats stats;
@@ -64,8 +65,6 @@ static int iface_forward(void *m, const sh_batch *b, float *logits, sh_error *e)
 static int iface_slot_zero(void *m, int slot, sh_error *e) { return sh_model_slot_zero(m, slot, e); }
 static int iface_slot_copy(void *m, int dst, int src, sh_error *e) { return sh_model_slot_copy(m, dst, src, e); }
 static int iface_page_copy(void *m, int dst, int src, sh_error *e) { return sh_model_page_copy(m, dst, src, e); }
-
-static sh_kv_type kv_type(const sh_engine *g) { return g->opt.exact ? SH_KV_F32 : SH_KV_BF16; }
 
 static int64_t scratch_bytes(void *ctx, int max_tokens, int n_seqs) {
   const sh_engine *g = ctx;
@@ -80,7 +79,7 @@ static int make_plan(sh_engine *g, sh_error *e) {
       .total_bytes = o->memory_limit > 0 ? o->memory_limit : sh_memory_limit(),
       .utilization = o->memory_utilization != 0 ? o->memory_utilization : 0.9,
       .weight_bytes = (int64_t)sh_model_weight_bytes(g->model),
-      .kv_bytes_per_token = (int64_t)sh_model_kv_bytes_per_token(g->model, kv_type(g)),
+      .kv_bytes_per_token = (int64_t)sh_model_kv_bytes_per_token(g->model, g->kv_type),
       .state_bytes_per_seq = (int64_t)sh_model_state_bytes(g->model),
       .model_max_len = sh_model_config(g->model)->max_position,
       .asked_max_model_len = o->max_model_len,
@@ -139,7 +138,8 @@ static int open_parts(sh_engine *g, sh_error *e) {
   sh_backend_opts bo = {.threads = (int)o->threads, .cpu = o->cpu};
   if ((rc = sh_backend_cpu_new(&g->backend, &bo, e))) return rc;
   sh_repack_opts repack = {.panels = !o->exact, .dry = o->plan_only, .cache_dir = o->cache_dir, .threads = (int)o->threads};
-  if ((rc = sh_head_parse(o->head, o->exact, &repack.head, e))) return rc;
+  if ((rc = sh_head_parse(o->head, o->exact, &repack.head, e)) || (rc = sh_kv_parse(o->kv_cache_dtype, o->exact, &g->kv_type, e)))
+    return rc;
   if ((rc = sh_model_open(&g->model, g->ckpt, g->backend, &repack, e))) return rc;
   if (!o->plan_only && (rc = sh_model_read_ahead(g->model, e))) return rc;
   if ((rc = sh_tok_open(&g->tok, g->ckpt, e))) return rc;
@@ -252,7 +252,7 @@ static int reserve(sh_engine *g, sh_error *e) {
       .page_size = (int)p->page_size,
       .n_pages = (int)p->n_pages,
       .n_slots = (int)p->max_num_seqs,
-      .kv_type = kv_type(g),
+      .kv_type = g->kv_type,
       .max_tokens = (int)p->max_num_batched_tokens,
       .max_seqs = (int)p->max_num_seqs,
       .max_out = sh_plan_out_rows(p->max_num_seqs),

@@ -8,6 +8,8 @@
 #ifndef SH_FORMATS_KV_H
 #define SH_FORMATS_KV_H
 
+#include "base/err.h"
+#include <stdbool.h>
 #include <stddef.h>
 
 typedef enum sh_kv_type { SH_KV_F32, SH_KV_BF16, SH_KV_I8 } sh_kv_type;
@@ -19,5 +21,10 @@ static inline size_t sh_kv_row_bytes(sh_kv_type type, int head_dim) {
   if (type == SH_KV_F32) return 4 * d;
   return type == SH_KV_BF16 ? 2 * d : (d + 2 * ((d + SH_KV_BLOCK - 1) / SH_KV_BLOCK) + 3) / 4 * 4;
 }
+
+#define SH_KV_NAMES "auto|float32|bfloat16|int8"
+/* One of the names; NULL or auto: bfloat16, with exact float32. SH_ERR_ARG: another name, or another type than float32 beside exact. */
+int sh_kv_parse(const char *name, bool exact, sh_kv_type *out, sh_error *e);
+const char *sh_kv_name(sh_kv_type type);
 
 #endif

@@ -38,12 +38,15 @@ const sh_opt sh_inspect_option_table[] = {
      "Count this much as the machine's memory; 0 asks the system."},
     {"memory-utilization", "gpu-memory-utilization", SH_OPT_FLOAT, AT(memory_utilization), 0.01, 1, NULL, "SHENG_MEMORY_UTILIZATION", PLAN,
      "SHARE", "Share of the memory that may be used, weights included."},
+    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, "auto|float32|bfloat16|int8", "SHENG_KV_CACHE_DTYPE", PLAN, "TYPE",
+     "Plan for keys and values of this type, as serve --kv-cache-dtype."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, "SHENG_EXACT", PLAN, NULL,
      "Plan for float32 on the stored weights and float32 keys and values, as serve --exact."},
     {0},
 };
 #undef AT
-const sh_inspect_options sh_inspect_option_defaults = {.memory_utilization = 0.9, .cpu = "native", .head = "auto"};
+const sh_inspect_options sh_inspect_option_defaults = {
+    .memory_utilization = 0.9, .cpu = "native", .head = "auto", .kv_cache_dtype = "auto"};
 
 /* --- Issues */
 
@@ -195,7 +198,7 @@ static void make_plan(sh_insp *p, int64_t context, sh_insp_plan *out) {
       .total_bytes = p->total_bytes,
       .utilization = p->o->memory_utilization,
       .weight_bytes = p->weight_bytes,
-      .kv_bytes_per_token = (int64_t)sh_model_config_kv_bytes_per_token(&p->cfg, p->o->exact ? SH_KV_F32 : SH_KV_BF16),
+      .kv_bytes_per_token = (int64_t)sh_model_config_kv_bytes_per_token(&p->cfg, p->kv_type),
       .state_bytes_per_seq = (int64_t)sh_model_config_state_bytes(&p->cfg),
       .model_max_len = p->cfg.max_position,
       .asked_max_model_len = context,
@@ -249,6 +252,7 @@ static void ask_engine(sh_insp *p) {
                                .memory_limit = p->o->memory,
                                .exact = p->o->exact,
                                .head = p->o->head,
+                               .kv_cache_dtype = p->o->kv_cache_dtype,
                                .plan_only = true,
                                .cpu = p->o->cpu};
   if (sh_engine_open(&g, &o, &e)) sh_insp_issue_add(p, true, "engine", "%s", e.text);
@@ -272,7 +276,7 @@ static int inspect(sh_insp *p) {
   return p->no_memory ? sh_fail(p->e, SH_ERR_NOMEM, "out of memory for the report") : 0;
 }
 
-static int check_options(const sh_inspect_options *o, sh_error *e) {
+static int check_options(const sh_inspect_options *o, sh_kv_type *kv_type, sh_error *e) {
   for (int i = 0; i < o->context.n; i++) {
     int64_t n;
     if (sh_parse_i64(o->context.v[i], &n) || n < 2 || n > INT32_MAX)
@@ -281,6 +285,7 @@ static int check_options(const sh_inspect_options *o, sh_error *e) {
   if (o->context.n > SH_INSP_PLANS) return sh_fail(e, SH_ERR_ARG, "at most %d contexts can be planned at once", SH_INSP_PLANS);
   sh_head head;
   int rc = sh_head_parse(o->head, o->exact, &head, e);
+  if (rc == 0) rc = sh_kv_parse(o->kv_cache_dtype, o->exact, kv_type, e);
   if (rc) return rc;
   return o->memory < 0 ? sh_fail(e, SH_ERR_ARG, "memory must not be negative") : 0;
 }
@@ -289,11 +294,13 @@ int sh_inspect_run(const sh_inspect_options *o, sh_buf *out, bool *will_start, s
   sh_error local = {0};
   *will_start = false;
   if (!e) e = &local;
-  int rc = check_options(o, e);
+  sh_kv_type kv_type;
+  int rc = check_options(o, &kv_type, e);
   if (rc) return rc;
   sh_insp *p = sh_calloc(1, sizeof *p);
   if (!p) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
   p->o = o;
+  p->kv_type = kv_type;
   p->e = e;
   p->a = sh_arena_new((size_t)64 << 20);
   if (p->a) {

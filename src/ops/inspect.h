@@ -12,7 +12,7 @@ typedef struct sh_inspect_options {
   sh_strlist context; /* tokens, as text */
   int64_t memory;     /* bytes; 0 = that of the cgroup or machine */
   double memory_utilization;
-  const char *cpu, *head;
+  const char *cpu, *head, *kv_cache_dtype;
 } sh_inspect_options;
 
 extern const sh_opt sh_inspect_option_table[];

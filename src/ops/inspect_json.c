@@ -210,7 +210,7 @@ static void write_memory(const sh_insp *p, sh_jw *w) {
   sh_jw_kint(w, "total_bytes", p->total_bytes);
   sh_jw_kint(w, "budget_bytes", m->budget_bytes);
   sh_jw_kint(w, "weight_bytes", p->weight_bytes);
-  sh_jw_kstr(w, "kv_type", p->o->exact ? "float32" : "bfloat16");
+  sh_jw_kstr(w, "kv_type", sh_kv_name(p->kv_type));
   sh_jw_kint(w, "kv_bytes_per_token", m->kv_bytes_per_token);
   sh_jw_kint(w, "state_bytes_per_sequence", m->state_bytes_per_seq);
   sh_jw_key(w, "serve");

@@ -227,7 +227,7 @@ static void show_memory(const sh_insp *p, sh_buf *b) {
   sh_buf_puts(b, "\n");
   line(b, "Memory", "%s, of which %s may be used; weights %s%s", size(p->total_bytes, total), size(m->budget_bytes, budget),
        size(p->weight_bytes, weights), p->has_weights ? "" : " (by the size of the files)");
-  line(b, "", "KV %s per token (%s), state %s per sequence", size(m->kv_bytes_per_token, kv), p->o->exact ? "float32" : "bfloat16",
+  line(b, "", "KV %s per token (%s), state %s per sequence", size(m->kv_bytes_per_token, kv), sh_kv_name(p->kv_type),
        size(m->state_bytes_per_seq, state));
   sh_buf_printf(b, "  %10s %10s %14s %12s %12s %12s\n", "context", "sequences", "of that length", "KV tokens", "KV+states", "scratch");
   for (int i = 0; i < p->n_plans; i++) {

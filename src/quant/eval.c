@@ -181,8 +181,8 @@ static int end_ids(sh_eval_job *j, sh_error *e) {
 }
 
 static int open_all(sh_eval_job *j, sh_error *e) {
-  int rc = sh_eval_side_open(&j->side[0], j->o->model, j->o, e);
-  if (rc == 0 && j->n_sides == 2) rc = sh_eval_side_open(&j->side[1], j->o->against, j->o, e);
+  int rc = sh_eval_side_open(&j->side[0], j->o->model, j->o, j->o->exact, e);
+  if (rc == 0 && j->n_sides == 2) rc = sh_eval_side_open(&j->side[1], j->o->against, j->o, j->o->exact || j->o->against_exact, e);
   if (rc == 0) rc = agree_on_ids(j, e);
   if (rc == 0) rc = end_ids(j, e);
   if (rc == 0) rc = describe(j, 0, &j->r->model, e);
@@ -205,7 +205,7 @@ static int reserve_all(sh_eval_job *j, sh_error *e) {
     j->side[i].fed = on_fed;
     j->side[i].ctx = j;
     j->side[i].stop = j->o->stop;
-    int rc = sh_eval_side_reserve(&j->side[i], context, chunk, j->o->exact, same_shape(j), e);
+    int rc = sh_eval_side_reserve(&j->side[i], context, chunk, same_shape(j), e);
     if (rc < 0) return rc;
   }
   return 0;
@@ -214,7 +214,7 @@ static int reserve_all(sh_eval_job *j, sh_error *e) {
 int sh_eval_run(sh_eval *out, const sh_eval_opts *o, sh_error *e) {
   sh_eval_job j = {.o = o, .r = out, .n_sides = o->against ? 2 : 1};
   int64_t start = sh_now_ns();
-  *out = (sh_eval){.seq_len = o->seq_len ? o->seq_len : DEFAULT_SEQ_LEN, .exact = o->exact};
+  *out = (sh_eval){.seq_len = o->seq_len ? o->seq_len : DEFAULT_SEQ_LEN, .exact = o->exact, .ref_exact = o->exact || o->against_exact};
   out->private_arena = sh_arena_new(RESULT_BYTES);
   int rc = out->private_arena ? 0 : sh_fail(e, SH_ERR_NOMEM, "out of memory");
   if (rc == 0 && o->text && !(out->text = sh_arena_strdup(out->private_arena, o->text, strlen(o->text))))

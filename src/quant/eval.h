@@ -8,17 +8,19 @@
 #include "quant/eval_math.h"
 
 typedef struct sh_eval_opts {
-  const char *model;   /* path of a folder or a GGUF file */
-  const char *against; /* the reference, or NULL: no comparison */
-  const char *text;    /* file, or NULL: the evaluation text in the program (texts.h) */
-  const char *tasks;   /* JSONL file, or NULL */
-  int seq_len;         /* tokens of a window; 0: 512 */
-  int samples;         /* windows at most; 0: all */
-  int prompts;         /* for the common greedy prefix; 0: none. Needs `against` */
-  bool exact;          /* float32 on the stored weights; keys and values in float32 */
-  const char *head;    /* what a head of floats is rounded to, of both models; NULL: auto (SH_HEAD_NAMES) */
-  int threads;         /* 0: every usable core */
-  const char *cpu;     /* NULL: native */
+  const char *model;          /* path of a folder or a GGUF file */
+  const char *against;        /* the reference, or NULL: no comparison */
+  const char *text;           /* file, or NULL: the evaluation text in the program (texts.h) */
+  const char *tasks;          /* JSONL file, or NULL */
+  int seq_len;                /* tokens of a window; 0: 512 */
+  int samples;                /* windows at most; 0: all */
+  int prompts;                /* for the common greedy prefix; 0: none. Needs `against` */
+  bool exact;                 /* float32 on the stored weights; keys and values in float32 */
+  bool against_exact;         /* the reference so, whatever the model */
+  const char *head;           /* what a head of floats is rounded to, of both models; NULL: auto (SH_HEAD_NAMES) */
+  const char *kv_cache_dtype; /* how both models keep keys and values; NULL: auto (SH_KV_NAMES) */
+  int threads;                /* 0: every usable core */
+  const char *cpu;            /* NULL: native */
   const char *cache_dir;
   void (*progress)(void *ctx, double share); /* may be NULL; called now and then, share in [0, 1] */
   void *ctx;
@@ -50,7 +52,7 @@ typedef struct sh_eval {
   const char *text;         /* file, or NULL: the text in the program */
   int seq_len, windows, skipped;
   int64_t tokens, scored;
-  bool exact;
+  bool exact, ref_exact;
   double seconds;
   /* With a reference: */
   double kl_mean, kl_median, kl_p99, kl_max;

@@ -35,11 +35,13 @@ int64_t sh_eval_pair_bytes(const sh_model *m, int seq_len) {
 
 static int no_memory(sh_error *e) { return sh_fail(e, SH_ERR_NOMEM, "out of memory for an evaluation; use a shorter --seq-len"); }
 
-int sh_eval_side_open(sh_eval_side *s, const char *path, const sh_eval_opts *o, sh_error *e) {
+int sh_eval_side_open(sh_eval_side *s, const char *path, const sh_eval_opts *o, bool exact, sh_error *e) {
   const sh_backend_opts bo = {.threads = o->threads, .cpu = o->cpu};
-  sh_repack_opts repack = {.panels = !o->exact, .cache_dir = o->cache_dir, .threads = o->threads};
+  sh_repack_opts repack = {.panels = !exact, .cache_dir = o->cache_dir, .threads = o->threads};
   size_t n;
-  int rc = sh_head_parse(o->head, o->exact, &repack.head, e);
+  bool as_asked = exact == o->exact; /* else the options of the form are of the other side, which computes in default mode */
+  int rc = sh_head_parse(as_asked ? o->head : NULL, exact, &repack.head, e);
+  if (rc == 0) rc = sh_kv_parse(as_asked ? o->kv_cache_dtype : NULL, exact, &s->kv_type, e);
   if (rc == 0) rc = sh_ckpt_open(&s->ckpt, path, 0, e);
   if (rc == 0) rc = sh_backend_cpu_new(&s->be, &bo, e);
   if (rc == 0) rc = sh_model_open(&s->m, s->ckpt, s->be, &repack, e);
@@ -60,7 +62,7 @@ static int reserve_hidden(sh_eval_side *s, sh_error *e) {
   return 0;
 }
 
-int sh_eval_side_reserve(sh_eval_side *s, int context, int chunk, bool exact, bool hidden, sh_error *e) {
+int sh_eval_side_reserve(sh_eval_side *s, int context, int chunk, bool hidden, sh_error *e) {
   if (s->cfg->max_position > 0 && context > s->cfg->max_position)
     return sh_fail(e, SH_ERR_LIMIT, "%s is made for at most %d tokens, %d are wanted; use a shorter --seq-len or shorter tasks",
                    sh_ckpt_path(s->ckpt), s->cfg->max_position, context);
@@ -71,7 +73,7 @@ int sh_eval_side_reserve(sh_eval_side *s, int context, int chunk, bool exact, bo
   const sh_model_sizes sizes = {.page_size = SH_EVAL_PAGE,
                                 .n_pages = n_pages,
                                 .n_slots = SH_EVAL_GROUP,
-                                .kv_type = exact ? SH_KV_F32 : SH_KV_BF16,
+                                .kv_type = s->kv_type,
                                 .max_tokens = chunk,
                                 .max_seqs = SH_EVAL_GROUP,
                                 .max_out = chunk,

@@ -17,7 +17,8 @@ typedef struct sh_eval_side {
   const sh_config *cfg;
   sh_tok *tok;   /* NULL: the checkpoint has none */
   sh_chat *chat; /* NULL: none */
-  int chunk;     /* tokens of a step at most */
+  sh_kv_type kv_type;
+  int chunk; /* tokens of a step at most */
   int context, pages_per_seq;
   int32_t *pages; /* [SH_EVAL_GROUP][pages_per_seq]: the table of each sequence */
   int32_t *rows;  /* [chunk]: 0, 1, 2 .. */
@@ -37,8 +38,8 @@ int64_t sh_eval_base_bytes(const sh_model *m);
 int64_t sh_eval_pair_bytes(const sh_model *m, int seq_len);
 
 /* Opens; takes caches and buffers for sequences of `context` tokens. Free with close, after a failure too. */
-int sh_eval_side_open(sh_eval_side *s, const char *path, const sh_eval_opts *o, sh_error *e);
-int sh_eval_side_reserve(sh_eval_side *s, int context, int chunk, bool exact, bool hidden, sh_error *e);
+int sh_eval_side_open(sh_eval_side *s, const char *path, const sh_eval_opts *o, bool exact, sh_error *e);
+int sh_eval_side_reserve(sh_eval_side *s, int context, int chunk, bool hidden, sh_error *e);
 void sh_eval_side_close(sh_eval_side *s); /* accepts a zeroed struct */
 
 /* Feeds count tokens (at most chunk) of sequence seq at position pos; the slot is zeroed at position 0. n_out 0, 1 (the last row) or count:

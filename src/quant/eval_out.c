@@ -197,6 +197,7 @@ int sh_eval_write_json(const sh_eval *r, sh_buf *out) {
   sh_jw_kint(&w, "left_out", r->skipped);
   sh_jw_end_obj(&w);
   sh_jw_kbool(&w, "exact", r->exact);
+  sh_jw_kbool(&w, "ref_exact", r->ref_exact);
   sh_jw_kdouble(&w, "seconds", r->seconds);
   if (r->ref.path) json_comparison(&w, r);
   if (r->n_tasks) json_tasks(&w, r);

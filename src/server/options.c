@@ -77,6 +77,9 @@ const sh_opt sh_serve_option_table[] = {
     {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, "auto|int4|int6|int8|bf16", "SHENG_HEAD", COMPUTE, "TYPE",
      "What a head stored in floats is rounded to: int4, int6, int8 (scales per 32 columns), or bf16, as stored; auto: int8 where the other "
      "weights are quantized, else bf16."},
+    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, "auto|float32|bfloat16|int8", "SHENG_KV_CACHE_DTYPE", COMPUTE, "TYPE",
+     "How keys and values are kept: bfloat16, int8 (half the memory, a scale per 32 dims) or float32; auto: bfloat16, float32 with "
+     "--exact."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, "SHENG_EXACT", COMPUTE, NULL,
      "float32 everywhere, the KV cache too: the reference numbers."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, "SHENG_THREADS", COMPUTE, "N",
@@ -106,6 +109,7 @@ const sh_serve_options sh_serve_option_defaults = {
     .memory_utilization = 0.9,
     .tensor_parallel = 1,
     .head = "auto",
+    .kv_cache_dtype = "auto",
     .cpu = "native",
     .log_level = "info",
 };
@@ -160,6 +164,7 @@ void sh_serve_engine_options(const sh_serve_options *o, const char *chat_templat
       .cache_dir = o->cache_dir,
       .exact = o->exact,
       .head = o->head,
+      .kv_cache_dtype = o->kv_cache_dtype,
       .threads = o->threads,
       .cpu = o->cpu,
       .step_ms = o->step_ms,

@@ -29,7 +29,7 @@ typedef struct sh_serve_options {
   int64_t memory_limit; /* bytes; 0 = the machine's or cgroup's */
   int64_t step_ms;
   /* computing */
-  const char *head;
+  const char *head, *kv_cache_dtype;
   bool exact;
   int64_t threads, tensor_parallel;
   const char *cpu;

@@ -5,10 +5,11 @@
  * How far that is: the 32 values of a block are rounded to steps of d = max / 127, an error of d / sqrt(12) each when all fractions are as
  * likely. Of 32 normal values the largest is about 2.1 to 2.5 deviations, so the error is 0.5 to 0.6% of the values' own size, and of a
  * product with them as well. A layer passes four such products to the residual stream or through a nonlinearity, and independent errors
- * add as squares: with L layers and the head, 0.6% sqrt(4 L + 1) of the logits' size. A sharp softmax or a changed choice of expert may
- * multiply it; the test allows four times, where logits that have nothing to do with the right ones are off by 140%. dense-small has tied,
- * sharp weights: what float32 rounding does to its residual stream is 3.5 to 10 times what it does to the others' (GOLD_CASES), so it is
- * allowed 3.5 times as much here too. */
+ * add as squares: with L layers and the head, 0.6% sqrt(4 L + 1) of the logits' size. Keys and values in int8 have the same blocks of 32
+ * and add two of the kind in each layer with attention. A sharp softmax or a changed choice of expert may multiply it; the test allows four
+ * times, where logits that have nothing to do with the right ones are off by 140%. dense-small has tied, sharp weights: what float32
+ * rounding does to its residual stream is 3.5 to 10 times what it does to the others' (GOLD_CASES), so it is allowed 3.5 times as much here
+ * too. */
 #include "unit/model/golden_rig.h"
 
 #define CASE(model)                                                                                                                        \
@@ -65,6 +66,14 @@ static void bits_do_not_depend_on_chunks_batches_or_threads(void **state) {
       fail_msg("%d threads, chunks of %d: other bits", ways[i].threads, ways[i].chunk);
     sh_free(got);
   }
+  float *want8 = logits_of(c, (rig_opts){.panels = true, .threads = 2, .kv = SH_KV_I8}, 1 << 20, &n, &V, &L);
+  for (size_t i = 0; i < 2; i++) {
+    float *got = logits_of(c, (rig_opts){.panels = true, .threads = ways[i].threads, .kv = SH_KV_I8}, ways[i].chunk, &n, &V, &L);
+    if (memcmp(got, want8, (size_t)n * (size_t)V * sizeof *got))
+      fail_msg("keys and values in int8, %d threads, chunks of %d: other bits", ways[i].threads, ways[i].chunk);
+    sh_free(got);
+  }
+  sh_free(want8);
   rig r; /* two sequences in one batch, one of them the prompt */
   sh_st *st = gold_open(c);
   int m, k;
@@ -77,11 +86,10 @@ static void bits_do_not_depend_on_chunks_batches_or_threads(void **state) {
   sh_free(ids), sh_free(other), sh_free(want);
 }
 
-static void logits_are_as_far_from_exact_as_rounding_explains(void **state) {
-  const gold_case *c = *state;
+static void far_as_explained(const gold_case *c, sh_kv_type kv) {
   int n, V, L;
   float *exact = logits_of(c, (rig_opts){.kv = SH_KV_F32}, 1 << 20, &n, &V, &L);
-  float *got = logits_of(c, (rig_opts){.kv = SH_KV_F32, .panels = true}, 1 << 20, &n, &V, &L);
+  float *got = logits_of(c, (rig_opts){.kv = kv, .panels = true}, 1 << 20, &n, &V, &L);
   double off = 0, size = 0;
   for (int t = 0; t < n; t++) {
     double mean = 0;
@@ -92,11 +100,17 @@ static void logits_are_as_far_from_exact_as_rounding_explains(void **state) {
       off += d * d, size += s * s;
     }
   }
-  double share = sqrt(off / size), expected = 0.006 * sqrt(4.0 * L + 1);
-  printf("%s: logits off by %.2f%% of their size, by the estimate %.2f%%\n", c->model, 100 * share, 100 * expected);
+  double share = sqrt(off / size), expected = 0.006 * sqrt((kv == SH_KV_I8 ? 6.0 : 4.0) * L + 1);
+  printf("%s, KV in %s: logits off by %.2f%% of their size, by the estimate %.2f%%\n", c->model, sh_kv_name(kv), 100 * share,
+         100 * expected);
   assert_true(share > 0.1 * expected); /* the mode is really another one */
   assert_true(share < 4 * expected * (strstr(c->model, "dense-small") ? 3.5 : 1));
   sh_free(exact), sh_free(got);
+}
+
+static void logits_are_as_far_from_exact_as_rounding_explains(void **state) {
+  far_as_explained(*state, SH_KV_F32);
+  far_as_explained(*state, SH_KV_I8);
 }
 
 static struct CMUnitTest tests[2 * N_CASES];
