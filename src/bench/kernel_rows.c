@@ -8,7 +8,18 @@
 #include <string.h>
 #include <time.h>
 
-enum { N = 4096, D = 256, GDN_TOK = 64, GDN_K = 128, CONV_TOK = 64, CONV_WIDTH = 4, EXPERTS = 128, CHOSEN = 8, PACK_ROWS = 8 };
+enum {
+  N = 4096,
+  D = 256,
+  GDN_TOK = 64,
+  GDN_K = 128,
+  CONV_TOK = 64,
+  CONV_WIDTH = 4,
+  CONV_N = 128,
+  EXPERTS = 128,
+  CHOSEN = 8,
+  PACK_ROWS = 8
+};
 
 /* Everything that the kernels below work on. */
 typedef struct arrays {
@@ -17,7 +28,7 @@ typedef struct arrays {
   float q[SH_ATTN_QUERIES * D], keys[SH_SEG * D], values[SH_SEG * D];
   float m[SH_ATTN_QUERIES], l[SH_ATTN_QUERIES], acc[SH_ATTN_QUERIES * D], acc2[SH_ATTN_QUERIES * D];
   float state[GDN_K * SH_GDN_TILE], qkv[GDN_TOK * 3 * GDN_K], gates[2 * GDN_TOK], out[GDN_TOK * SH_GDN_TILE];
-  float conv[CONV_TOK * SH_CONV_STRIP], conv_state[(CONV_WIDTH - 1) * SH_CONV_STRIP], conv_w[SH_CONV_STRIP * CONV_WIDTH];
+  float conv_x[(CONV_WIDTH - 1 + CONV_TOK) * CONV_N], conv_y[CONV_TOK * CONV_N], conv_w[CONV_N * CONV_WIDTH];
   float pack_in[PACK_ROWS * N];
   const float *rows[SH_ATTN_QUERIES];
   const uint8_t *k_rows[SH_SEG], *v_rows[SH_SEG];
@@ -53,7 +64,9 @@ static void call_pack(const sh_kernels *k, arrays *a) {
 }
 
 static void call_conv(const sh_kernels *k, arrays *a) {
-  k->conv(a->conv, SH_CONV_STRIP, CONV_TOK, SH_CONV_STRIP, CONV_WIDTH, a->conv_w, a->conv_state, SH_CONV_STRIP);
+  const float *x[CONV_WIDTH - 1 + CONV_TOK];
+  for (int i = 0; i < CONV_WIDTH - 1 + CONV_TOK; i++) x[i] = a->conv_x + i * CONV_N;
+  k->conv(x, CONV_TOK, CONV_N, CONV_WIDTH, a->conv_w, a->conv_y, CONV_N);
 }
 
 static void call_segment(const sh_kernels *k, arrays *a) {
@@ -118,7 +131,8 @@ static void fill(arrays *a) {
   sh_fill_floats(&rng, a->values, SH_SEG * D, 1);
   sh_fill_floats(&rng, a->acc2, SH_ATTN_QUERIES * D, 1);
   sh_fill_floats(&rng, a->qkv, GDN_TOK * 3 * GDN_K, 0.1f);
-  sh_fill_floats(&rng, a->conv_w, SH_CONV_STRIP * CONV_WIDTH, 1);
+  sh_fill_floats(&rng, a->conv_w, CONV_N * CONV_WIDTH, 1);
+  sh_fill_floats(&rng, a->conv_x, (CONV_WIDTH - 1 + CONV_TOK) * CONV_N, 1);
   sh_fill_floats(&rng, a->pack_in, PACK_ROWS * N, 1);
   for (int i = 0; i < N; i++) a->gain[i] = 1, a->big[i] = 100;
   for (int i = 0; i < GDN_TOK; i++) a->gates[i] = 0.9f, a->gates[GDN_TOK + i] = 0.5f;
@@ -149,7 +163,7 @@ static const single SINGLES[] = {
     {"attn_segment, 64 queries, 64 keys of 256", call_segment, 4.0 * SH_ATTN_QUERIES *SH_SEG *D, SH_KB_FLOPS_ONE},
     {"attn_merge", call_attn_merge, SH_ATTN_QUERIES *D, SH_KB_ELEMENTS},
     {"attn_finish", call_attn_finish, D, SH_KB_ELEMENTS},
-    {"conv, 4 taps", call_conv, CONV_TOK *SH_CONV_STRIP, SH_KB_ELEMENTS},
+    {"conv, 4 taps", call_conv, CONV_TOK *CONV_N, SH_KB_ELEMENTS},
     {"l2norm", call_l2norm, N, SH_KB_ELEMENTS},
     {"gdn_gates", call_gdn_gates, N, SH_KB_ELEMENTS},
     {"gdn_scan, 64 tokens, 128 x 32 of a state", call_gdn_scan, 7.0 * GDN_TOK *GDN_K *SH_GDN_TILE, SH_KB_FLOPS_ONE},

@@ -18,7 +18,6 @@ enum {
   SH_SPAN = 1024,       /* positions whose segments are merged one after the other; the spans of a context are merged in order */
   SH_ATTN_QUERIES = 64, /* most queries of one attention tile */
   SH_GDN_TILE = 32,     /* columns of a state tile: [k_dim, 32] float32 stays in L1 */
-  SH_CONV_STRIP = 64,   /* channels of a convolution strip */
   SH_CONV_MAX = 16,     /* widest convolution */
   SH_PACK_STEP = 4,     /* packing may be cut at multiples of this many rows */
   SH_GEMM_ROWS = 24,    /* weight rows that gemm takes through its scratch at a time */
@@ -114,9 +113,9 @@ typedef void sh_k_attn_segment(const sh_attn_seg *a);
 typedef void sh_k_attn_merge(int n_q, int head_dim, float *m, float *l, float *acc, const float *m2, const float *l2, const float *acc2);
 typedef void sh_k_attn_finish(int head_dim, float l, const float *acc, float *y); /* y = acc / l, one query */
 
-/* Causal depthwise convolution and SiLU of n channels (<= SH_CONV_STRIP) over n_tok rows, in place. state [width - 1, channels] holds the
- * inputs before the first row, oldest first, and is advanced. w [n, width], row c at w + c * width: oldest tap first. */
-typedef void sh_k_conv(float *x, int64_t x_stride, int n_tok, int n, int width, const float *w, float *state, int64_t state_stride);
+/* Causal depthwise convolution and SiLU of n channels over n_tok rows. x [width - 1 + n_tok]: the inputs, those before the first row first.
+ * taps [width, n], oldest first. Row t goes to y + t * y_stride. */
+typedef void sh_k_conv(const float *const *x, int n_tok, int n, int width, const float *taps, float *y, int64_t y_stride);
 typedef void sh_k_l2norm(float *x, int n, float scale); /* x *= scale / sqrt(sum x^2 + 1e-6), one head */
 typedef void sh_k_gdn_gates(const float *a, const float *b, const float *neg_exp_a, const float *dt_bias, int n, float *decay, float *beta);
 typedef void sh_k_gdn_scan(const sh_gdn_scan *a);

@@ -8,18 +8,13 @@
 
 static double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 
-void sh_kern_conv_ref(float *x, int64_t x_stride, int n_tok, int n, int width, const float *w, float *state, int64_t state_stride) {
-  for (int c = 0; c < n; c++) {
-    double past[SH_CONV_MAX]; /* the last width inputs, oldest first */
-    for (int j = 0; j < width - 1; j++) past[j] = state[j * state_stride + c];
-    for (int t = 0; t < n_tok; t++) {
-      past[width - 1] = x[t * x_stride + c];
-      double y = 0;
-      for (int j = 0; j < width; j++) y += past[j] * (double)w[c * width + j];
-      x[t * x_stride + c] = (float)(y * sigmoid(y));
-      for (int j = 0; j < width - 1; j++) past[j] = past[j + 1];
+void sh_kern_conv_ref(const float *const *x, int n_tok, int n, int width, const float *taps, float *y, int64_t y_stride) {
+  for (int t = 0; t < n_tok; t++) {
+    for (int c = 0; c < n; c++) {
+      double sum = 0;
+      for (int j = 0; j < width; j++) sum += (double)x[t + j][c] * (double)taps[j * n + c];
+      y[t * y_stride + c] = (float)(sum * sigmoid(sum));
     }
-    for (int j = 0; j < width - 1; j++) state[j * state_stride + c] = (float)past[j];
   }
 }
 

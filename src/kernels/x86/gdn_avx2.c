@@ -88,39 +88,30 @@ void sh_kern_gdn_scan_avx2(const sh_gdn_scan *a) {
   }
 }
 
-/* --- Convolution of a strip. A token's row of the strip is contiguous, so tokens are the outer loop; the inputs that later tokens need are
- * kept aside, since their rows are overwritten by the outputs. */
+/* --- Convolution. Tokens are the outer loop, as a row is contiguous; the next rows lie further apart than the hardware looks ahead. */
 
-/* out = SiLU(sum over j of past[j] taps[j] + x taps[width - 1]), eight channels at c of n. */
-SH_INLINE void conv8(float *x, float *const *past, const float *taps, const int width, int c, int n) {
-  v8 now = v8_load_n(x + c, n - c), y = v8_zero();
-  for (int j = 0; j < width - 1; j++) y = v8_fma(v8_load(past[j] + c), v8_load(taps + j * SH_CONV_STRIP + c), y);
-  y = v8_fma(now, v8_load(taps + (width - 1) * SH_CONV_STRIP + c), y);
-  if (width > 1) v8_store(past[0] + c, now); /* the oldest is not needed again: its place takes the newest */
-  v8_store_n(x + c, v8_silu(y), n - c);
-}
-
-SH_INLINE void conv_rows(float *x, int64_t x_stride, int n_tok, int n, const int width, const float *taps, float **past) {
-  for (int t = 0; t < n_tok; t++, x += x_stride) {
-    if (t + 3 < n_tok) {
-      for (int c = 0; c < n; c += 16)
-        _mm_prefetch((const char *)(x + 3 * x_stride + c), _MM_HINT_T0); /* rows lie further apart than the hardware looks */
+SH_INLINE void conv_row(const float *const *x, int n, const int width, const float *taps, float *y) {
+  int c = 0;
+  for (; c + 16 <= n; c += 16) {
+    v8 a = v8_zero(), b = v8_zero();
+    for (int j = 0; j < width; j++) {
+      a = v8_fma(v8_load(x[j] + c), v8_load(taps + j * n + c), a);
+      b = v8_fma(v8_load(x[j] + c + 8), v8_load(taps + j * n + c + 8), b);
     }
-    for (int c = 0; c < n; c += 8) conv8(x, past, taps, width, c, n);
-    float *oldest = past[0];
-    for (int j = 0; j + 2 < width; j++) past[j] = past[j + 1];
-    if (width > 1) past[width - 2] = oldest;
+    v8_store(y + c, v8_silu(a));
+    v8_store(y + c + 8, v8_silu(b));
+  }
+  for (; c < n; c += 8) {
+    v8 a = v8_zero();
+    for (int j = 0; j < width; j++) a = v8_fma(v8_load_n(x[j] + c, n - c), v8_load_n(taps + j * n + c, n - c), a);
+    v8_store_n(y + c, v8_silu(a), n - c);
   }
 }
 
-void sh_kern_conv_avx2(float *x, int64_t x_stride, int n_tok, int n, int width, const float *w, float *state, int64_t state_stride) {
-  float taps[SH_CONV_MAX * SH_CONV_STRIP] = {0}, inputs[SH_CONV_MAX * SH_CONV_STRIP] = {0}, *past[SH_CONV_MAX];
-  for (int j = 0; j < width; j++) {
-    for (int c = 0; c < n; c++) taps[j * SH_CONV_STRIP + c] = w[c * width + j];
-    past[j] = inputs + j * SH_CONV_STRIP;
-    if (j + 1 < width) memcpy(past[j], state + j * state_stride, (size_t)n * sizeof *state);
+void sh_kern_conv_avx2(const float *const *x, int n_tok, int n, int width, const float *taps, float *y, int64_t y_stride) {
+  for (int t = 0; t < n_tok; t++, x++, y += y_stride) {
+    for (int c = 0; t + 3 < n_tok && c < n; c += 16) _mm_prefetch((const char *)(x[width + 2] + c), _MM_HINT_T0);
+    if (width == 4) conv_row(x, n, 4, taps, y);
+    else conv_row(x, n, width, taps, y);
   }
-  if (width == 4) conv_rows(x, x_stride, n_tok, n, 4, taps, past);
-  else conv_rows(x, x_stride, n_tok, n, width, taps, past);
-  for (int j = 0; j + 1 < width; j++) memcpy(state + j * state_stride, past[j], (size_t)n * sizeof *state);
 }

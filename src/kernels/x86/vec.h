@@ -45,11 +45,8 @@ SH_INLINE float v8_max(v8 a) {
   return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
 
-/* e^x within 2 units in the last place: x = n ln2 + r with |r| <= ln2 / 2, the Taylor series of e^r to r^7 (next term 5e-9), then 2^n in
- * two factors so that results below the normal range come out rounded and e^-inf = 0, e^0 = 1 exactly. A NaN stays one: min and max give
- * their second operand for it. */
-SH_INLINE v8 v8_exp(v8 x) {
-  x = _mm256_max_ps(v8_set(-104.0f), _mm256_min_ps(v8_set(89.0f), x));
+/* e^x = 2^n p: x = n ln2 + r with |r| <= ln2 / 2, p the Taylor series of e^r to r^7 (next term 5e-9). */
+SH_INLINE v8 v8_exp_parts(v8 x, v8 *n_out) {
   v8 n = _mm256_round_ps(_mm256_mul_ps(x, v8_set(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   v8 r = v8_fma(n, v8_set(-0.693359375f), x); /* ln2 in two parts: the first has 9 bits, its product with n is exact */
   r = v8_fma(n, v8_set(2.12194440e-4f), r);
@@ -60,7 +57,14 @@ SH_INLINE v8 v8_exp(v8 x) {
   p = v8_fma(p, r, v8_set(1.0f / 6));
   p = v8_fma(p, r, v8_set(0.5f));
   p = v8_fma(p, r, v8_set(1.0f));
-  p = v8_fma(p, r, v8_set(1.0f));
+  *n_out = n;
+  return v8_fma(p, r, v8_set(1.0f));
+}
+
+/* e^x within 2 units in the last place. 2^n in two factors, so that results below the normal range come out rounded and e^-inf = 0, e^0 = 1
+ * exactly. A NaN stays one: min and max give their second operand for it. */
+SH_INLINE v8 v8_exp(v8 x) {
+  v8 n, p = v8_exp_parts(_mm256_max_ps(v8_set(-104.0f), _mm256_min_ps(v8_set(89.0f), x)), &n);
   __m256i i = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(i, 1), bias = _mm256_set1_epi32(127);
   v8 f1 = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23));
   v8 f2 = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(i, half), bias), 23));
@@ -69,7 +73,13 @@ SH_INLINE v8 v8_exp(v8 x) {
 
 SH_INLINE v8 v8_neg(v8 x) { return _mm256_xor_ps(x, v8_set(-0.0f)); }
 
-SH_INLINE v8 v8_sigmoid(v8 x) { return _mm256_div_ps(v8_set(1.0f), _mm256_add_ps(v8_set(1.0f), v8_exp(v8_neg(x)))); }
+/* 1 / (1 + e^-x). e^-x in one factor: below e^-87 it counts for nothing beside 1, and from 2^127.5 on, where the factor is infinity, the
+ * result is 0 in place of less than 6e-39. */
+SH_INLINE v8 v8_sigmoid(v8 x) {
+  v8 n, p = v8_exp_parts(_mm256_max_ps(v8_set(-87.0f), _mm256_min_ps(v8_set(89.0f), v8_neg(x))), &n);
+  v8 f = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+  return _mm256_div_ps(v8_set(1.0f), v8_fma(p, f, v8_set(1.0f)));
+}
 
 SH_INLINE v8 v8_silu(v8 x) { return _mm256_mul_ps(x, v8_sigmoid(x)); }
 
