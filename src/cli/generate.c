@@ -47,7 +47,7 @@ static const sh_opt TABLE[] = {
     {"memory-limit", NULL, SH_OPT_SIZE, AT(memory_limit), 0, 0, NULL, "SHENG_MEMORY_LIMIT", "Capacity", "SIZE",
      "Count this much as the machine's memory; 0 asks the system."},
     {"dtype", NULL, SH_OPT_ENUM, AT(dtype), 0, 0, "auto|bfloat16|float16|float32|half|float", "SHENG_DTYPE", "Compute", NULL,
-     "What the weights are expected to be; they are used as stored and computed on in float32."},
+     "What the weights are expected to be; they are used as stored, whatever this says."},
     {"quantization", "q", SH_OPT_STR, AT(quantization), 0, 0, NULL, "SHENG_QUANTIZATION", "Compute", "METHOD",
      "Refuse a checkpoint that is not quantized by this method."},
     {"cache-dir", NULL, SH_OPT_STR, AT(cache_dir), 0, 0, NULL, "SHENG_CACHE_DIR", "Compute", "FOLDER",

@@ -34,7 +34,7 @@ const sh_opt sh_serve_option_table[] = {
     {"served-model-name", NULL, SH_OPT_LIST, AT(served_names), 0, 0, NULL, "SHENG_SERVED_MODEL_NAME", MODEL, "NAME",
      "Names that requests may use for the model, the first one is shown in answers; default: MODEL as given."},
     {"dtype", NULL, SH_OPT_ENUM, AT(dtype), 0, 0, "auto|bfloat16|float16|float32|half|float", "SHENG_DTYPE", MODEL, NULL,
-     "What the weights are expected to be; they are used as stored and computed on in float32."},
+     "What the weights are expected to be; they are used as stored, whatever this says."},
     {"quantization", "q", SH_OPT_STR, AT(quantization), 0, 0, NULL, "SHENG_QUANTIZATION", MODEL, "METHOD",
      "Refuse a checkpoint that is not quantized by this method; found by itself when not given."},
     {"cache-dir", NULL, SH_OPT_STR, AT(cache_dir), 0, 0, NULL, "SHENG_CACHE_DIR", MODEL, "FOLDER",
