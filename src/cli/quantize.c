@@ -47,18 +47,20 @@ static const sh_opt TABLE[] = {
      "Hugging Face folder with bf16, f16 or f32 weights."},
     {"output-path", "o", SH_OPT_STR, AT(out), 0, 0, NULL, NULL, "Input and output", "OUT", "Folder to make; it appears when it is whole."},
     {"resume", NULL, SH_OPT_FLAG, AT(resume), 0, 0, NULL, NULL, "Input and output", NULL,
-     "Go on with what an interrupted run left in OUT.partial."},
+     "Go on with what an interrupted run of the same command left in OUT.partial, or make the report that OUT lacks."},
     {"method", NULL, SH_OPT_ENUM, AT(method), 0, 0, "awq|gptq|rtn|int8", NULL, "Method", "NAME",
      "awq: activation-aware scales and ranges; gptq: rounding with error compensation; rtn: rounding to nearest; int8: 8 bits, one scale "
      "per row."},
-    {"w-bit", NULL, SH_OPT_INT, AT(bits), 4, 8, NULL, NULL, "Method", "BITS", "Bits of a weight: 4 or 8."},
-    {"q-group-size", NULL, SH_OPT_INT, AT(group), -1, 65536, NULL, NULL, "Method", "N", "Columns that share a scale; -1 is a whole row."},
+    {"w-bit", NULL, SH_OPT_INT, AT(bits), 0, 0, NULL, NULL, "Method", "BITS", "Bits of a weight: 4 or 8."},
+    {"q-group-size", NULL, SH_OPT_INT, AT(group), -1, 65536, NULL, NULL, "Method", "N",
+     "Columns that share a scale, a multiple of 16; -1 is a whole row: one scale for each output channel."},
     {"zero-point", NULL, SH_OPT_ENUM, AT(zero_point), 0, 0, "auto|true|false", NULL, "Method", "BOOL",
-     "Zero points (false: symmetric); auto is true, but false for --format gptq and int8."},
+     "Zero points (false: symmetric); auto is true, but false for int8, --pow2-scales and --format gptq, whose other readers want none."},
     {"pow2-scales", NULL, SH_OPT_FLAG, AT(pow2), 0, 0, NULL, NULL, "Method", NULL,
      "Scales are powers of two, for hardware that wants shifts."},
     {"format", NULL, SH_OPT_ENUM, AT(format), 0, 0, "auto|awq|gptq|compressed-tensors", NULL, "Method", "LAYOUT",
-     "Layout of the folder; auto is gptq for --method gptq, compressed-tensors for int8, 8 bits and whole rows, else awq."},
+     "Layout of the folder, whatever the method; auto is gptq for --method gptq with 8 bits or symmetric, compressed-tensors for int8, 8 "
+     "bits and whole rows, else awq."},
     {"keep", NULL, SH_OPT_LIST, AT(keep), 0, 0, NULL, NULL, "Method", "PATTERN",
      "Modules to leave as they are: a part of the name between dots, or a shell pattern on all of it; repeatable."},
     {"also", NULL, SH_OPT_LIST, AT(also), 0, 0, NULL, NULL, "Method", "PATTERN",
@@ -68,7 +70,8 @@ static const sh_opt TABLE[] = {
     {"damp", NULL, SH_OPT_FLOAT, AT(damp), 0.0001, 1, NULL, NULL, "Method", "SHARE",
      "gptq: share of the mean that is added to the diagonal."},
     {"calib-data", NULL, SH_OPT_STR, AT(calib), 0, 0, NULL, NULL, "Calibration", "FILE",
-     "JSON lines of {\"text\"} or {\"messages\"}, or plain text; without it a text in the program and answers of the model itself."},
+     "awq, gptq: JSON lines of {\"text\"} or {\"messages\"}, or plain text; without it a text in the program and answers of the model "
+     "itself."},
     {"samples", NULL, SH_OPT_INT, AT(samples), 1, 65536, NULL, NULL, "Calibration", "N", "Sequences at most."},
     {"seq-len", NULL, SH_OPT_INT, AT(seq_len), 16, 32768, NULL, NULL, "Calibration", "TOKENS", "Tokens of a sequence at most."},
     {"own-samples", NULL, SH_OPT_INT, AT(own), 0, 4096, NULL, NULL, "Calibration", "N",
@@ -121,30 +124,55 @@ static void on_progress(void *ctx, int done, int total, const char *what) {
 
 /* --- What the options mean together */
 
+/* GPTQ's rounding is at its best with zero points, and its own layout is where current readers refuse them (vLLM's AutoGPTQConfig wants sym
+ * to be true, GPTQModel, by which transformers reads, knows only its own without). The weights are the same numbers in the other layouts.
+ */
+static sh_qformat layout_of(const quantize_opts *o, const sh_quantize_opts *q) {
+  static const char *const FORMATS[] = {"awq", "gptq", "compressed-tensors"};
+  bool symmetric = strcmp(o->zero_point, "false") == 0 || (o->pow2 && strcmp(o->zero_point, "auto") == 0);
+  for (int i = 0; i < 3; i++)
+    if (strcmp(o->format, FORMATS[i]) == 0) return (sh_qformat)i;
+  if (q->method == SH_QM_GPTQ && (q->bits == 8 || symmetric)) return SH_QF_GPTQ;
+  return q->bits == 8 || q->group < 0 ? SH_QF_CT : SH_QF_AWQ;
+}
+
 static int settle(const quantize_opts *o, sh_quantize_opts *q, sh_error *e) {
   static const char *const METHODS[] = {"awq", "gptq", "rtn", "int8"};
-  static const char *const FORMATS[] = {"awq", "gptq", "compressed-tensors"};
   for (int i = 0; i < 4; i++)
     if (strcmp(o->method, METHODS[i]) == 0) q->method = (sh_qmethod)i;
   bool int8 = q->method == SH_QM_INT8;
-  if (o->bits != 4 && o->bits != 8) return sh_fail(e, SH_ERR_ARG, "--w_bit %lld: 4 or 8 is wanted", (long long)o->bits);
+  if (o->bits != 4 && o->bits != 8) return sh_fail(e, SH_ERR_ARG, "--w-bit: found %lld, wanted 4 or 8", (long long)o->bits);
   q->bits = int8 ? 8 : (int)o->bits;
   q->group = int8 ? -1 : o->group;
   if (q->group == 0 || (q->group > 0 && q->group % 16))
-    return sh_fail(e, SH_ERR_ARG, "--q_group_size %lld: a multiple of 16 is wanted (32, 64 and 128 are usual), or -1", (long long)o->group);
-  q->format = q->method == SH_QM_GPTQ ? SH_QF_GPTQ : int8 || q->bits == 8 || q->group < 0 ? SH_QF_CT : SH_QF_AWQ;
-  for (int i = 0; i < 3; i++)
-    if (strcmp(o->format, FORMATS[i]) == 0) q->format = (sh_qformat)i;
+    return sh_fail(e, SH_ERR_ARG,
+                   "--q-group-size: found %lld, wanted a multiple of 16 (32, 64 and 128 are usual), or -1 for one scale a row",
+                   (long long)o->group);
+  if (int8 && o->group != DEFAULTS.group && o->group != -1)
+    return sh_fail(e, SH_ERR_ARG, "--method int8 has one scale a row, --q-group-size %lld asks for groups; --method rtn --w-bit 8 has them",
+                   (long long)o->group);
+  q->format = layout_of(o, q);
   if (int8 && q->format != SH_QF_CT)
     return sh_fail(e, SH_ERR_ARG, "--method int8 is written as --format compressed-tensors, not %s", o->format);
-  q->zero_point = strcmp(o->zero_point, "true") == 0 || (strcmp(o->zero_point, "auto") == 0 && !int8 && q->format != SH_QF_GPTQ);
-  if (int8 && q->zero_point) return sh_fail(e, SH_ERR_ARG, "--method int8 is symmetric; --zero_point true asks for zero points");
-  if (o->pow2 && q->zero_point && strcmp(o->zero_point, "auto") == 0) q->zero_point = false;
+  bool automatic = strcmp(o->zero_point, "auto") == 0;
+  q->zero_point = automatic ? !int8 && !o->pow2 && q->format != SH_QF_GPTQ : strcmp(o->zero_point, "true") == 0;
+  if (int8 && q->zero_point) return sh_fail(e, SH_ERR_ARG, "--method int8 is symmetric; --zero-point true asks for zero points");
   q->int8_activations = int8;
   q->pow2 = o->pow2;
   q->act_order = o->act_order;
   q->damp = o->damp;
   return 0;
+}
+
+/* What works, but not as it may be meant. */
+static void warn_options(const quantize_opts *o, const sh_quantize_opts *q) {
+  if (q->format == SH_QF_GPTQ && q->zero_point)
+    sh_log(SH_LOG_WARN,
+           "a GPTQ folder with zero points is read by sheng, but vLLM and transformers want symmetric ones; --format %s holds the same "
+           "weights for them",
+           q->bits == 4 ? "awq" : "compressed-tensors");
+  if (o->calib && q->method != SH_QM_AWQ && q->method != SH_QM_GPTQ)
+    sh_log(SH_LOG_WARN, "--calib-data is not read: --method %s needs no calibration", o->method);
 }
 
 /* The tokens to calibrate with. Texts first: how many they are says whether the bound on memory holds, before the model writes for minutes.
@@ -159,6 +187,14 @@ static int calibrate(const sh_calib_opts *c, const char *in, sh_quantizer *z, sh
   if (rc == 0) rc = sh_calib_answers(samples, says, in, c, e);
   if (rc == 0) fprintf(stderr, "calibration: %s, %lld tokens\n", *says, (long long)samples->tokens);
   return rc;
+}
+
+/* report.html comes last. */
+static bool has_report(const char *out) {
+  char *path = sh_path_join(out, "report.html");
+  bool has = path && sh_file_exists(path);
+  sh_free(path);
+  return has;
 }
 
 /* Hours later is too late to find that the report's text cannot be read, or that the model has no tokenizer. A pipe gives its text once
@@ -180,7 +216,7 @@ static int run(const quantize_opts *o, const char *in, sh_quantize_opts *q, bool
   bool looks = q->method == SH_QM_AWQ || q->method == SH_QM_GPTQ;
   sh_samples samples = {0};
   sh_quantizer *z = NULL;
-  char *says = NULL;
+  char *says = NULL, choice[400] = "";
   const sh_calib_opts c = {.file = o->calib,
                            .samples = (int)o->samples,
                            .seq_len = (int)o->seq_len,
@@ -191,12 +227,17 @@ static int run(const quantize_opts *o, const char *in, sh_quantize_opts *q, bool
                            .stop = &stopped};
   q->own_seqs = looks ? sh_calib_own(&c) : 0;
   q->own_len = c.seq_len;
+  if (looks)
+    snprintf(choice, sizeof choice, "--calib-data: %.255s\t--samples: %d\t--seq-len: %d\t--own-samples: %d",
+             o->calib ? sh_path_base(o->calib) : "none", c.samples, c.seq_len, q->own_seqs);
+  q->calib_choice = choice;
   int rc = sh_quantizer_open(&z, in, q, e);
   *whole = rc == 0 && sh_quantizer_whole(z);
-  if (rc == 0) rc = check_report(o, in, e);
+  if (rc == 0 && !(*whole && has_report(o->out))) rc = check_report(o, in, e);
   if (rc == 0 && !*whole && looks) rc = calibrate(&c, in, z, &samples, &says, e);
   if (rc == 0 && !*whole) rc = sh_quantizer_run(z, looks ? &samples : NULL, says, r, e);
   sh_quantizer_close(z);
+  q->calib_choice = NULL;
   sh_samples_free(&samples);
   sh_free(says);
   return rc;
@@ -209,14 +250,6 @@ static int put(const char *dir, const char *name, const sh_buf *b, sh_error *e) 
   int rc = !path || b->failed ? sh_fail(e, SH_ERR_NOMEM, "out of memory for %s", name) : sh_file_write_atomic(path, b->p, b->len, e);
   sh_free(path);
   return rc;
-}
-
-/* report.html comes last. */
-static bool has_report(const char *out) {
-  char *path = sh_path_join(out, "report.html");
-  bool has = path && sh_file_exists(path);
-  sh_free(path);
-  return has;
 }
 
 static int report(const quantize_opts *o, const char *in, sh_error *e) {
@@ -246,7 +279,6 @@ static int report(const quantize_opts *o, const char *in, sh_error *e) {
            (long long)r.scored, r.model.ppl, r.ref.ppl, r.kl_mean, 100 * r.top1, o->out);
   sh_buf_free(&b);
   sh_eval_free(&r);
-  if (rc == 0) sh_quantize_reported(o->out);
   return rc < 0 ? sh_fail_in(e, rc, "%s is complete, but its report was not made (the same command with --resume makes it)", o->out) : 0;
 }
 
@@ -266,14 +298,15 @@ static int make(const quantize_opts *o, const char *in, sh_quantize_opts *q, sh_
   char bytes[32], peak[32];
   int rc = run(o, in, q, &whole, &r, e);
   if (rc < 0) return rc;
-  if (whole && has_report(o->out)) {
-    sh_quantize_reported(o->out);
-    return sh_fail(e, SH_ERR_ARG, "%s is complete: the run before finished it, nothing is left to do", o->out);
+  if (whole && (o->windows == 0 || has_report(o->out))) {
+    printf("%s is complete: nothing is left to do%s\n", o->out,
+           has_report(o->out) ? " (its report is made again if report.html is removed from it)" : "");
+    return 0;
   }
   if (whole) printf("%s is complete but for its report\n", o->out);
   else
-    printf("%s: %d modules at %.3f bits per weight, %s in all; %.0f s, at most %s of memory\n", o->out, r.n_modules, r.bits_per_weight,
-           sh_format_size(r.bytes, bytes), r.seconds, sh_format_size(r.peak_bytes, peak));
+    printf("%s: %d modules at %.3f bits per weight, %s in all, %s layout; %.0f s, at most %s of memory\n", o->out, r.n_modules,
+           r.bits_per_weight, sh_format_size(r.bytes, bytes), sh_qformat_name(q->format), r.seconds, sh_format_size(r.peak_bytes, peak));
   if (r.search_gflops > 0) printf("scale searches: %.0f GFLOP/s\n", r.search_gflops);
   fflush(stdout);
   return o->windows > 0 ? report(o, in, e) : 0;
@@ -297,7 +330,12 @@ int sh_cmd_quantize(int argc, char **argv) {
                     .defaults = &DEFAULTS};
   int status = sh_cli_options(&p, argc, argv, &model, &done);
   if (status != SH_EXIT_OK || done) goto end;
-  if (model && !o.in) o.in = model;
+  if (model && o.in) {
+    sh_fail(&e, SH_ERR_ARG, "the model is named twice, --model-path %s and %s; one is wanted", o.in, model);
+    status = sh_cli_fail("quantize", &e, true);
+    goto end;
+  }
+  if (model) o.in = model;
   progress show = {.terminal = isatty(STDERR_FILENO), .first = -1};
   sh_quantize_opts q = {.out = o.out,
                         .keep = o.keep.v,
@@ -324,6 +362,7 @@ int sh_cmd_quantize(int argc, char **argv) {
     goto end;
   }
   if ((status = sh_cli_find_model("quantize", o.in, &in)) != SH_EXIT_OK) goto end;
+  warn_options(&o, &q);
   listen_to_signals();
   show.began = sh_now_ns();
   if (make(&o, in, &q, &e) < 0) status = sh_cli_fail("quantize", &e, false);

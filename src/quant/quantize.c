@@ -107,7 +107,7 @@ static int check_module(run *u, const sh_qmod *m, sh_error *e) {
     while (g > 16 && (g > o->group || m->w->cols % g)) g /= 2;
     if (m->w->cols % g) g = -1;
     return sh_fail(e, SH_ERR_ARG,
-                   "groups of %lld do not divide the %lld columns of %s; use --q_group_size %lld, or --keep '%s' to leave it as it is",
+                   "groups of %lld do not divide the %lld columns of %s; use --q-group-size %lld, or --keep '%s' to leave it as it is",
                    (long long)o->group, (long long)m->w->cols, m->name, (long long)g, strrchr(m->name, '.') + 1);
   }
   if (o->method != SH_QM_FOLD) rc = sh_qpack_check(&u->scheme, m->name, m->w->rows, m->w->cols, e);
@@ -215,20 +215,31 @@ static void digest_source(const run *u, char digest[SH_SHA_HEX]) {
   sh_sha_hex(&h, digest);
 }
 
-/* What is known of the job before the calibration. */
+static const char *method_name(sh_qmethod m) {
+  static const char *const NAMES[] = {"awq", "gptq", "rtn", "int8", "fold"};
+  return NAMES[m];
+}
+
+static void put_patterns(sh_buf *b, const char *option, const char *const *v, int n) {
+  sh_buf_printf(b, "\t%s: %s", option, n ? "" : "none");
+  for (int i = 0; i < n; i++) sh_buf_printf(b, "%s%s", i ? " " : "", v[i]);
+}
+
+/* What is known of the job before the calibration: the names are what a message calls them. */
 static int describe_job(const run *u, sh_buf *b, sh_error *e) {
   const sh_quantize_opts *o = u->j.o;
   char digest[SH_SHA_HEX];
-  sh_buf_printf(
-      b, "quantize 2: method %d format %s bits %d group %lld zero_point %d pow2 %d int8_activations %d act_order %d damp %g seed %llu",
-      o->method, sh_qformat_name(o->format), o->bits, (long long)o->group, o->zero_point, o->pow2, o->int8_activations, o->act_order,
-      o->damp, (unsigned long long)o->seed);
-  for (int i = 0; i < o->n_keep; i++) sh_buf_printf(b, " keep %s", o->keep[i]);
-  for (int i = 0; i < o->n_also; i++) sh_buf_printf(b, " also %s", o->also[i]);
+  sh_buf_printf(b, "sheng quantize 3\t--method: %s\t--format: %s\t--w-bit: %d\t--q-group-size: %lld", method_name(o->method),
+                sh_qformat_name(o->format), o->bits, (long long)o->group);
+  sh_buf_printf(b, "\t--zero-point: %s\t--pow2-scales: %s", o->zero_point ? "true" : "false", o->pow2 ? "true" : "false");
+  if (o->method == SH_QM_GPTQ) sh_buf_printf(b, "\t--act-order: %s\t--damp: %g", o->act_order ? "true" : "false", o->damp);
+  if (looks_at_inputs(u)) sh_buf_printf(b, "\t--seed: %llu\t%s", (unsigned long long)o->seed, o->calib_choice ? o->calib_choice : "");
+  put_patterns(b, "--keep", o->keep, o->n_keep);
+  put_patterns(b, "--also", o->also, o->n_also);
   sh_ckpt_file f;
-  for (int i = 0; sh_ckpt_file_at(u->ck, i, &f); i++) sh_buf_printf(b, " %s %zu", f.name, f.bytes);
+  for (int i = 0; sh_ckpt_file_at(u->ck, i, &f); i++) sh_buf_printf(b, "\tthe size of %s: %zu", f.name, f.bytes);
   digest_source(u, digest);
-  sh_buf_printf(b, " weights %.16s", digest);
+  sh_buf_printf(b, "\tthe checksum of the model's weights: %.16s", digest);
   return b->failed ? sh_fail(e, b->failed, "out of memory for the job's description") : 0;
 }
 
@@ -236,11 +247,15 @@ static int describe_job(const run *u, sh_buf *b, sh_error *e) {
 static int settle_job(run *u, sh_error *e) {
   const sh_samples *s = u->j.o->calib;
   sh_sha h = {0};
-  char digest[SH_SHA_HEX], rest[64];
+  char digest[SH_SHA_HEX], rest[320];
+  if (!s) return sh_qwriter_job(u->out, "", e);
   sh_sha_init(&h, SH_SHA256);
-  for (int i = 0; s && i < s->n; i++) sh_sha_update(&h, s->ids[i], (size_t)s->len[i] * sizeof(int32_t));
+  for (int i = 0; i < s->n; i++) sh_sha_update(&h, s->ids[i], (size_t)s->len[i] * sizeof(int32_t));
   sh_sha_hex(&h, digest);
-  snprintf(rest, sizeof rest, " rows %lld tokens %.16s", (long long)u->j.rows, digest);
+  snprintf(rest, sizeof rest,
+           "the tokens that scales are judged on (as many as --max-memory has room for): %lld\tthe checksum of the calibration's tokens "
+           "(of --calib-data, --samples, --seq-len, --own-samples and --seed): %.16s",
+           (long long)u->j.rows, digest);
   return sh_qwriter_job(u->out, rest, e);
 }
 
@@ -382,7 +397,6 @@ static int do_layer(run *u, int layer, sh_error *e) {
   if (rc == 0) rc = write_records(u, layer, e);
   rc = sh_qwriter_kept(u->out, rc, e);
   if (rc == 0) rc = sh_qwriter_put(u->out, layer, t, n, e);
-  for (int i = 0; rc == 0 && i < n; i++) u->r.bytes += (int64_t)t[i].bytes;
   if (rc == 0 && u->j.stream) sh_qstream_drop(u->j.stream, layer);
   give_back_pages(u, &l);
   sh_qlayer_free(&l);
@@ -426,7 +440,6 @@ static int do_rest(run *u, sh_error *e) {
     if (u->j.o->method != SH_QM_FOLD && rest_taken(u, s, name)) rc = round_rest(u, s, name, a, t, &n, e);
     else t[n++] = *s;
   }
-  for (int i = 0; i < n; i++) u->r.bytes += (int64_t)t[i].bytes;
   if (rc == 0) rc = sh_qwriter_put(u->out, sh_model_config(u->j.m)->n_layers, t, n, e);
   sh_arena_free(a);
   sh_free(t);
@@ -450,16 +463,16 @@ static int do_parts(run *u, sh_error *e) {
 
 /* --- The run */
 
-static const char *method_name(sh_qmethod m) {
-  static const char *const NAMES[] = {"AWQ", "GPTQ", "round to nearest", "INT8", "scales folded, nothing rounded"};
-  return NAMES[m];
+static const char *method_title(sh_qmethod m) {
+  static const char *const TITLES[] = {"AWQ", "GPTQ", "round to nearest", "INT8", "scales folded, nothing rounded"};
+  return TITLES[m];
 }
 
 static int write_card(const run *u, sh_buf *b, sh_error *e) {
   const sh_quantize_opts *o = u->j.o;
   const char *path = u->path;
   sh_buf_printf(b, "# %s, quantized\n\nMade by `sheng quantize` from %s.\n\n", sh_path_base(path), sh_path_base(path));
-  sh_buf_printf(b, "| | |\n|---|---|\n| method | %s |\n| layout | %s |\n", method_name(o->method), sh_qformat_name(o->format));
+  sh_buf_printf(b, "| | |\n|---|---|\n| method | %s |\n| layout | %s |\n", method_title(o->method), sh_qformat_name(o->format));
   if (o->method != SH_QM_FOLD) {
     sh_buf_printf(b, "| weights | %d bits, %s", o->bits, o->zero_point ? "with zero points" : "symmetric");
     if (o->group > 0) sh_buf_printf(b, ", groups of %lld", (long long)o->group);
@@ -676,7 +689,7 @@ static int open_out(run *u, sh_error *e) {
                                .bytes = u->part_bytes,
                                .job = job.p,
                                .job_open = true,
-                               .report = u->opts.report_seq_len > 0,
+                               .keep_job = true,
                                .resume = u->opts.resume};
     rc = sh_qwriter_open(&u->out, &w, e);
   }
@@ -720,6 +733,7 @@ int sh_quantizer_run(sh_quantizer *u, const sh_samples *calib, const char *says,
   if (rc == 0) rc = open_stream(u, e);
   if (rc == 0) rc = do_parts(u, e);
   if (rc == 0) rc = finish(u, e);
+  u->r.bytes = sh_qwriter_bytes(u->out);
   u->r.peak_bytes = sh_rss_peak_bytes();
   u->r.seconds = (double)(sh_now_ns() - u->began) * 1e-9;
   if (u->j.work.seconds > 0) u->r.search_gflops = u->j.work.flops / u->j.work.seconds * 1e-9;
@@ -735,5 +749,3 @@ int sh_quantize(const char *path, const sh_quantize_opts *o, sh_quantize_result 
   sh_quantizer_close(q);
   return rc;
 }
-
-void sh_quantize_reported(const char *out) { sh_qwriter_forget(out); }

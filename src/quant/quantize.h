@@ -28,8 +28,10 @@ typedef struct sh_quantize_opts {
   int n_also;
   const sh_samples *calib; /* sh_quantize only: tokens to calibrate with; NULL for RTN and INT8 */
   int64_t max_memory;      /* bytes; 0: no bound */
-  int own_seqs, own_len;   /* sequences that the model will write for the calibration, tokens of one at most: the bound holds for it too */
-  int report_seq_len; /* the caller will make a report in OUT, with windows of so many tokens, then call sh_quantize_reported; 0: none */
+  const char
+      *calib_choice;     /* by which options those tokens are chosen, as fields of a job (quant/writer.h): known before they are; or NULL */
+  int own_seqs, own_len; /* sequences that the model will write for the calibration, tokens of one at most: the bound holds for it too */
+  int report_seq_len;    /* the caller will make a report in OUT, with windows of so many tokens: the bound holds for it too; 0: none */
   uint64_t seed;
   bool resume;
   bool act_order; /* GPTQ */
@@ -44,7 +46,7 @@ typedef struct sh_quantize_opts {
 typedef struct sh_quantize_result {
   int n_modules;          /* quantized */
   int64_t weights;        /* in them */
-  int64_t bytes;          /* of all tensors written */
+  int64_t bytes;          /* of all tensors in the folder, whichever run wrote them */
   double bits_per_weight; /* of the quantized modules, scales and zero points included */
   double seconds;
   double search_gflops; /* GFLOP/s of the scale searches, rounding included; 0: none */
@@ -60,13 +62,10 @@ int sh_quantize(const char *path, const sh_quantize_opts *o, sh_quantize_result 
 typedef struct sh_quantizer sh_quantizer;
 int sh_quantizer_open(sh_quantizer **q, const char *path, const sh_quantize_opts *o, sh_error *e);
 void sh_quantizer_close(sh_quantizer *q); /* accepts NULL */
-/* With resume and a report: a run before made all of OUT but that; nothing else is left to do. */
+/* With resume: a run before made all of OUT; only its report may be left to do. */
 bool sh_quantizer_whole(const sh_quantizer *q);
 /* Whether memory (SH_ERR_LIMIT) and disk (SH_ERR_IO) have room for so many calibration tokens. */
 int sh_quantizer_room(sh_quantizer *q, int n_seqs, int64_t tokens, sh_error *e);
 /* calib: NULL for RTN and INT8; says: for the card, where it comes from. */
 int sh_quantizer_run(sh_quantizer *q, const sh_samples *calib, const char *says, sh_quantize_result *r, sh_error *e);
-/* The report is in OUT: what --resume makes it by goes. */
-void sh_quantize_reported(const char *out);
-
 #endif

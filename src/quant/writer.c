@@ -33,7 +33,7 @@
 #include "formats/safetensors.h"
 #include "quant/writer_internal.h"
 
-enum { MAX_JOB = 1 << 20, MAX_PARTS = 99999, SHOWN = 100 /* bytes of a job that a message shows */ };
+enum { MAX_JOB = 1 << 20, MAX_PARTS = 99999 };
 #define SHARD_BYTES 4000000000ll
 #define SPARE (16ll << 20) /* bytes of side files, headers and the file system's own */
 
@@ -117,14 +117,16 @@ static int shard_of(const sh_qwriter *w, int part) {
   return s;
 }
 
-/* The job's text: its line as far as it is known, and when it is, the plan. */
+/* The job's text: its first fields, and when they are known, the others and the plan. */
 static int make_job(sh_qwriter *w, const char *begin, const char *rest, sh_error *e) {
   sh_buf b;
   sh_buf_init(&b, MAX_JOB);
-  sh_buf_puts(&b, begin);
+  size_t n = strcspn(begin, "\n");
+  sh_buf_put(&b, begin, n);
+  sh_buf_putc(&b, '\n');
   if (rest)
     sh_buf_printf(&b, "%s\nplan of version 1: %d parts in %d files, %016llx\n", rest, w->n_parts, w->n_shards, (unsigned long long)w->plan);
-  if (strchr(begin, '\n') || (rest && strchr(rest, '\n'))) b.failed = SH_ERR_INTERNAL;
+  if ((begin[n] && begin[n + 1]) || (rest && strchr(rest, '\n'))) b.failed = SH_ERR_INTERNAL;
   int rc = b.failed;
   size_t len = b.len;
   char *job = rc ? NULL : sh_buf_detach(&b);
@@ -144,39 +146,28 @@ static bool same_job(const sh_qwriter *w, const char *text, size_t n) {
 
 /* --- OUT */
 
-static bool same_folder(const char *a, const char *b) {
-  struct stat x, y;
-  return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
-void sh_qwriter_forget(const char *out) {
-  char *path = sh_path_join(out, SH_QW_JOB);
-  if (path) (void)unlink(path);
-  sh_free(path);
-}
-
-/* A run that was killed after the rename has left its job's file in OUT. */
-static bool is_finished(const sh_qwriter *w) {
+/* OUT is one of a run before, whole: its job's file is kept there, or was left by a kill after the rename. 1: of this job; 0: there is
+ * none. */
+static int is_finished(const sh_qwriter *w, sh_error *e) {
   char *path = sh_path_join(w->out, SH_QW_JOB), *text = NULL;
   size_t n = 0;
-  bool is = path && !sh_file_read_regular(path, MAX_JOB, &text, &n, NULL) && same_job(w, text, n);
+  int rc = path && !sh_file_read_regular(path, MAX_JOB, &text, &n, NULL);
+  if (rc && !same_job(w, text, n)) rc = sh_qw_fail_other_job(w, w->out, text, e);
+  if (rc == 1 && !w->keep_job) (void)unlink(path);
   sh_free(path);
   sh_free(text);
-  return is;
+  return rc;
 }
 
 /* Something is at OUT: it must be an empty folder that a rename can replace. */
 static int check_existing(sh_qwriter *w, bool resume, sh_error *e) {
   char name[NAME_MAX + 1];
   if (!sh_dir_exists(w->out)) return sh_fail(e, SH_ERR_ARG, "%s is there and is not a folder; name a folder that is not there yet", w->out);
-  if (w->source && same_folder(w->out, sh_ckpt_path(w->source)))
-    return sh_fail(e, SH_ERR_ARG, "%s is the model itself; name another folder for the result", w->out);
-  if (resume && is_finished(w)) {
-    w->whole = w->report;
-    if (w->whole) return 0;
-    sh_qwriter_forget(w->out);
-    return sh_fail(e, SH_ERR_ARG, "%s is complete: the run before finished it, nothing is left to do", w->out);
-  }
+  int finished = resume ? is_finished(w, e) : 0;
+  if (finished < 0) return finished;
+  w->whole = finished && w->keep_job;
+  if (w->whole) return 0;
+  if (finished) return sh_fail(e, SH_ERR_ARG, "%s is complete: the run before finished it, nothing is left to do", w->out);
   first_other(w->out, none, name);
   if (name[0])
     return sh_fail(e, SH_ERR_ARG, "%s is not empty (%.80s is in it); name a folder that is not there yet, or remove that one", w->out,
@@ -201,7 +192,8 @@ static int set_out(sh_qwriter *w, const sh_qwriter_opts *o, sh_error *e) {
   if (w->out && sh_buf_printf(&b, "%s.partial", w->out) == 0) w->dir = sh_buf_detach(&b);
   sh_buf_free(&b);
   if (!w->out || !w->dir) return no_memory(e);
-  return there ? check_existing(w, o->resume, e) : 0;
+  int rc = sh_qw_refuse_overlap(w, e);
+  return rc == 0 && there ? check_existing(w, o->resume, e) : rc;
 }
 
 /* --- OUT.partial */
@@ -231,16 +223,6 @@ static int take_folder(sh_qwriter *w, sh_error *e) {
   return sh_fail(e, SH_ERR_BUSY, "another run has just finished %s", w->out);
 }
 
-/* The jobs differ: shows both from the word on in which they do. */
-static int fail_other_job(const sh_qwriter *w, const char *theirs, sh_error *e) {
-  size_t at = 0;
-  while (theirs[at] && theirs[at] == w->job[at]) at++;
-  while (at > 0 && theirs[at - 1] != ' ' && theirs[at - 1] != '\n') at--;
-  int a = (int)strcspn(theirs + at, "\n"), b = (int)strcspn(w->job + at, "\n");
-  return sh_fail(e, SH_ERR_ARG, "%s holds another job: it was '%.*s' and is now '%.*s'; use the same options and model, or remove it",
-                 w->dir, a < SHOWN ? a : SHOWN, theirs + at, b < SHOWN ? b : SHOWN, w->job + at);
-}
-
 static int check_job(sh_qwriter *w, bool resume, sh_error *e) {
   char *path = sh_path_join(w->dir, SH_QW_JOB), *text = NULL, name[NAME_MAX + 1];
   size_t n = 0;
@@ -249,7 +231,7 @@ static int check_job(sh_qwriter *w, bool resume, sh_error *e) {
     rc = sh_file_read_regular(path, MAX_JOB, &text, &n, e);
     bool same = !rc && same_job(w, text, n);
     if (!rc && !resume) rc = sh_fail(e, SH_ERR_ARG, "%s is there from a run before; go on with it by --resume, or remove it", w->dir);
-    else if (!rc && !same) rc = fail_other_job(w, text, e);
+    else if (!rc && !same) rc = sh_qw_fail_other_job(w, w->dir, text, e);
   } else if (!rc) {
     sh_qw_remove(w, sh_qw_is_temporary); /* of a run that was killed while it wrote this */
     first_other(w->dir, none, name);
@@ -440,7 +422,7 @@ int sh_qwriter_open(sh_qwriter **out, const sh_qwriter_opts *o, sh_error *e) {
   if (!w) return no_memory(e);
   w->fd = -1;
   w->source = o->source;
-  w->report = o->report;
+  w->keep_job = o->keep_job;
   w->bytes = o->bytes;
   w->go_on = o->go_on ? o->go_on : "go on with --resume";
   int rc = !o->source || (sh_dir_exists(sh_ckpt_path(o->source)) && !sh_ckpt_is_gguf(o->source))

@@ -16,18 +16,19 @@
 typedef struct sh_qwriter sh_qwriter;
 
 typedef struct sh_qwriter_opts {
-  const char *path; /* OUT: must not exist, or be an empty folder */
+  const char *path;      /* OUT: must not exist, or be an empty folder */
   const sh_ckpt *source; /* a folder; its side files are copied (tokenizer, template, generation_config, vocab, merges, preprocessor, ...).
                             NULL: there is none, the side files are given to the finish */
-  int n_parts; /* what sh_qwriter_put will be called for, 0 .. n_parts - 1 */
+  int n_parts;           /* what sh_qwriter_put will be called for, 0 .. n_parts - 1 */
   const int64_t *
       bytes; /* [n_parts] estimated, borrowed until the close: decides which parts share a shard (at most shard_bytes, at least one part) */
   int64_t shard_bytes; /* 0: 4 GB */
-  const char *job;     /* one line: what is made of what (options, seed, files of the source with sizes and times) */
-  bool job_open;       /* the rest of that line is not known yet: sh_qwriter_job brings it, before anything is put */
-  bool report;         /* the job's file stays in OUT until sh_qwriter_forget: the caller adds a report to the folder at OUT */
-  bool resume;         /* go on with OUT.partial if its job is the same (SH_ERR_ARG with what differs if not); false: one that is there is
-                          SH_ERR_ARG, saying --resume or what to remove */
+  const char *job;     /* one line: what is made of what. Fields between tabs, each a "name: value" in words that a user knows, for messages
+                          say which of them differ ("--w-bit: 4\tthe size of x.safetensors: 12"); no name twice */
+  bool job_open;       /* there are fields that are not known yet: sh_qwriter_job brings them, before anything is put */
+  bool keep_job;       /* the job's file stays in OUT: a later run with resume knows its own work by it (sh_qwriter_whole) */
+  bool resume;         /* go on with OUT.partial, or find OUT whole, if its job is the same (SH_ERR_ARG with what differs if not); false:
+                          one that is there is SH_ERR_ARG, saying --resume or what to remove */
   const char *go_on;   /* how one goes on after a failure, as messages say it; NULL: "go on with --resume" */
 } sh_qwriter_opts;
 
@@ -36,15 +37,14 @@ typedef struct sh_qwriter_opts {
 int sh_qwriter_open(sh_qwriter **out, const sh_qwriter_opts *o, sh_error *e);
 void sh_qwriter_close(sh_qwriter *w);            /* accepts NULL */
 const char *sh_qwriter_dir(const sh_qwriter *w); /* OUT.partial: for the caller's own spill files, which the finish removes ("spill-*") */
-/* The run before made all of OUT but the report (only with report and resume): nothing is locked and nothing may be put. */
+/* A run before made all of OUT (only with keep_job and resume): nothing is locked and nothing may be put. */
 bool sh_qwriter_whole(const sh_qwriter *w);
 /* Whether the disk has room for the rest of the folder and `spill` bytes of the caller's own files (those that are there count as such). */
 int sh_qwriter_room(const sh_qwriter *w, int64_t spill, sh_error *e);
 /* Puts "what is done is kept" behind the sentence of a write that failed (SH_ERR_IO); returns rc. For the caller's own files. */
 int sh_qwriter_kept(const sh_qwriter *w, int rc, sh_error *e);
-/* The rest of the job's line. SH_ERR_ARG when OUT.partial holds another job. */
+/* The rest of the job's fields. SH_ERR_ARG when OUT.partial holds another job. */
 int sh_qwriter_job(sh_qwriter *w, const char *rest, sh_error *e);
-void sh_qwriter_forget(const char *out);            /* the report is there: OUT is one of no run any more */
 bool sh_qwriter_has(const sh_qwriter *w, int part); /* done already, in this run or one before */
 /* Writes a part: names, types, dims, data and bytes filled in; data may lie in a map. */
 int sh_qwriter_put(sh_qwriter *w, int part, const sh_ftensor *t, int n, sh_error *e);
@@ -56,6 +56,7 @@ typedef struct sh_qfile {
   size_t len;
 } sh_qfile;
 int sh_qwriter_finish(sh_qwriter *w, const char *config, const char *card, const sh_qfile *extra, int n_extra, sh_error *e);
+int64_t sh_qwriter_bytes(const sh_qwriter *w); /* of all tensors of the finished folder, whichever run wrote them */
 
 /* The source's config.json with "quantization_config" set for the layout. An existing one is replaced. */
 int sh_qconfig_text(const sh_json *config, const sh_qscheme *s, sh_buf *out, sh_error *e);

@@ -2,7 +2,7 @@
  *
  * One thread. Everything is written in OUT.partial first, config.json last of all, because without one nothing takes a folder for a model.
  * Each file is synced before it gets its name; then the folder is, then it is renamed, and only in its new place does the job's file go
- * (when a report follows: after that): whenever it ends, what is there is either OUT.partial with its job, from which a next run can go on,
+ * (unless it shall stay): whenever it ends, what is there is either OUT.partial with its job, from which a next run can go on,
  * or OUT and complete. Doing the step again does the same again.
  *
  * Side files are not chosen by a list of known names, which would be out of date with the next model: all that lies in the source's folder
@@ -122,7 +122,7 @@ static int write_text(const sh_qwriter *w, const char *name, const char *text, s
 }
 
 /* The tensors of all shards by name; a name in two of them is a fault of the caller, and would make a folder that nobody reads. */
-static int write_index(const sh_qwriter *w, sh_st *const *st, sh_error *e) {
+static int write_index(sh_qwriter *w, sh_st *const *st, sh_error *e) {
   int n = 0, rc = 0;
   int64_t total = 0;
   for (int s = 0; s < w->n_shards; s++) n += sh_st_count(st[s]);
@@ -148,10 +148,11 @@ static int write_index(const sh_qwriter *w, sh_st *const *st, sh_error *e) {
   }
   sh_buf_free(&text);
   sh_free(v);
+  w->total = total;
   return rc;
 }
 
-static int index_shards(const sh_qwriter *w, sh_error *e) {
+static int index_shards(sh_qwriter *w, sh_error *e) {
   char name[SH_QW_NAME];
   sh_st **st = sh_calloc((size_t)w->n_shards, sizeof(sh_st *));
   int rc = st ? 0 : sh_fail(e, SH_ERR_NOMEM, "out of memory");
@@ -190,7 +191,7 @@ static int move_to_out(sh_qwriter *w, sh_error *e) {
     return sh_fail(e, SH_ERR_IO, "%s is complete but cannot be renamed to %s: %s; rename it, and remove %s from it", w->dir, w->out,
                    strerror(errno), SH_QW_JOB);
   sync_parent(w->out);
-  if (!w->report) (void)unlinkat(w->fd, SH_QW_JOB, 0);
+  if (!w->keep_job) (void)unlinkat(w->fd, SH_QW_JOB, 0);
   (void)fsync(w->fd);
   close(w->fd);
   w->fd = -1;
@@ -223,3 +224,5 @@ int sh_qwriter_finish(sh_qwriter *w, const char *config, const char *card, const
   sh_qw_remove(w, is_spill); /* after the texts that the caller made of them: a run killed in between makes them again */
   return move_to_out(w, e);
 }
+
+int64_t sh_qwriter_bytes(const sh_qwriter *w) { return w->total; }

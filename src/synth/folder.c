@@ -203,7 +203,7 @@ int sh_synth_write_folder(sh_synth_run *u, sh_error *e) {
   char job[512];
   shards s = {0};
   sh_qwriter *w = NULL;
-  snprintf(job, sizeof job, "random weights, version 1: shape %s, %d layers, format %s, group %d, seed %llu", u->s->name, u->layers,
+  snprintf(job, sizeof job, "sheng synth 2\tthe shape: %s\t--layers: %d\t--format: %s\t--group: %d\t--seed: %llu", u->s->name, u->layers,
            u->f->name, u->f->grouped ? u->o->group : 0, (unsigned long long)u->o->seed);
   int rc = plan_shards(u, &s, e);
   sh_qwriter_opts o = {.path = u->o->out,

@@ -2,7 +2,6 @@
  * its report makes it when it goes on. */
 #include "unit/quant/fast_dir.h"
 
-
 #include "base/text.h"
 #include "cli/cli.h"
 
@@ -93,9 +92,13 @@ static void faults_are_said_before_calibration_begins(void **state) {
       {MODELS "dense-small -o %s/file", "/file is there and is not a folder"},
       {MODELS "dense-small -o %s/no/such", "the folder in which it would be is not there"},
       {MODELS "dense-small -o %s/other", "/other.partial is there from a run before"},
-      {MODELS "dense-small -o %s/other --resume", "/other.partial holds another job"},
+      {MODELS "dense-small -o %s/other --resume", "/other.partial is of a run of another version of sheng"},
+      {MODELS "dense-small -o %s/begun --resume",
+       "/begun.partial is of a run with other options or of another model: --w-bit was 8 and is 4, --q-group-size was 64 and is 32, "},
       {MODELS "dense-small -o %s/busy", "another run is writing"},
       {MODELS "dense-small -o " MODELS "dense-small", "is the model itself"},
+      {MODELS "dense-small -o " MODELS "dense-small/new", "lies in the model's own folder"},
+      {MODELS "dense-small -o " MODELS, "where the result shall be; name another folder"},
       {MODELS "dense-small -o /proc/self/x", "/proc/self/x"},
       {MODELS "dense-small-awq -o %s/out", "is quantized already"},
       {"tests/golden/gguf/dense-small-bf16.gguf -o %s/out", "is a GGUF file"},
@@ -110,7 +113,9 @@ static void faults_are_said_before_calibration_begins(void **state) {
   };
   char cmd[1024];
   snprintf(cmd, sizeof cmd,
-           "cd %s && mkdir full busy.partial other.partial && touch full/x file && echo 'quantize 2: method 7' > other.partial/.sheng-job",
+           "cd %s && mkdir full busy.partial other.partial begun.partial && touch full/x file && echo 'quantize 2: method 7' > "
+           "other.partial/.sheng-job && printf 'sheng quantize 3\t--method: awq\t--format: awq\t--w-bit: 8\t--q-group-size: 64\n' > "
+           "begun.partial/.sheng-job",
            temp_dir);
   assert_int_equal(system(cmd), 0);
   int lock = open(in_temp("busy.partial"), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -159,24 +164,105 @@ static void killed_while_it_makes_its_report_it_makes_it_later(void **state) {
   assert_false(is_there("made.partial"));
   assert_int_equal(unlink(in_temp("text")), 0); /* it needs no tokens to go on */
   refuses(args, "made is not empty");
-  refuses(line("%s --resume --w-bit 8", args), "made is not empty");
+  refuses(line("%s --resume --w-bit 8", args), "made is of a run with other options or of another model: --format was awq and is");
+  refuses(line("%s --resume --samples 2", args), "another model: --samples was 128 and is 2; give what it was made with");
   quantizes(line("%s --resume --eval-samples 2", args));
   assert_non_null(strstr(said(), "is complete but for its report"));
   assert_non_null(strstr(said(), "perplexity"));
-  assert_true(is_there("made/report.html") && is_there("made/eval.json") && !is_there("made/.sheng-job"));
-  refuses(line("%s --resume", args), "made is not empty");
+  assert_true(is_there("made/report.html") && is_there("made/eval.json"));
+  quantizes(line("%s --resume", args));
+  assert_non_null(strstr(said(), "made is complete: nothing is left to do"));
+  assert_null(strstr(said(), "perplexity"));
 }
 
-static void a_run_without_a_report_leaves_no_job(void **state) {
+static void what_is_complete_is_said_to_be_and_may_get_its_report_later(void **state) {
   (void)state;
-  quantizes(line("--threads 2 --q-group-size 32 --method rtn --eval-samples 0 " MODELS "dense-small -o %s/plain", temp_dir));
-  assert_true(is_there("plain/config.json") && !is_there("plain/.sheng-job") && !is_there("plain/report.html"));
+  const char *job = "--threads 2 --q-group-size 32 --method rtn --resume";
+  quantizes(line("%s --eval-samples 0 " MODELS "dense-small -o %s/plain", job, temp_dir));
+  assert_true(is_there("plain/config.json") && !is_there("plain/report.html"));
+  quantizes(line("%s --eval-samples 0 " MODELS "dense-small -o %s/plain", job, temp_dir));
+  assert_non_null(strstr(said(), "plain is complete: nothing is left to do\n"));
+  quantizes(line("%s --eval-samples 2 " MODELS "dense-small -o %s/plain", job, temp_dir));
+  assert_true(is_there("plain/report.html"));
+}
+
+/* --- Options */
+
+static void misuses(const char *args, const char *says) {
+  int status = ends(start(args));
+  if (status != SH_EXIT_USAGE || !strstr(said(), says)) fail_msg("quantize %s: status %d, '%s' is not in '%s'", args, status, says, said());
+}
+
+static void options_that_make_no_sense_are_refused(void **state) {
+  (void)state;
+  static const struct {
+    const char *args, *says;
+  } WRONG[] = {
+      {"--w-bit 3", "--w-bit: found 3, wanted 4 or 8\n"},
+      {"--w_bit 5", "--w-bit: found 5, wanted 4 or 8\n"},
+      {"--w-bit 16", "--w-bit: found 16, wanted 4 or 8\n"},
+      {"--q-group-size 0", "--q-group-size: found 0, wanted a multiple of 16"},
+      {"--q-group-size 100", "--q-group-size: found 100, wanted a multiple of 16"},
+      {"--method int8 --q-group-size 64", "--method int8 has one scale a row, --q-group-size 64 asks for groups"},
+      {"--method int8 --zero-point true", "--method int8 is symmetric"},
+      {"--method int8 --format awq", "--method int8 is written as --format compressed-tensors"},
+      {"--model-path " MODELS "moe-small", "the model is named twice"},
+  };
+  for (size_t i = 0; i < sizeof WRONG / sizeof *WRONG; i++)
+    misuses(line(MODELS "dense-small -o %s/wrong %s", temp_dir, WRONG[i].args), WRONG[i].says);
+  misuses(MODELS "dense-small", "--output-path OUT is missing");
+}
+
+/* The layout and the zero points that a method has when none are asked for: those that its readers take. */
+static void a_method_chooses_its_layout(void **state) {
+  (void)state;
+  static const struct {
+    const char *args, *quant_method, *with;
+  } HOW[] = {
+      {"--method gptq", "awq", "\"zero_point\": true"},
+      {"--method gptq --q-group-size -1", "compressed-tensors", "\"symmetric\": false"},
+      {"--method gptq --zero-point false", "gptq", "\"sym\": true"},
+      {"--method gptq --format gptq", "gptq", "\"sym\": true"},
+      {"--method gptq --w-bit 8", "gptq", "\"sym\": true"},
+      {"--method gptq --pow2-scales", "gptq", "\"sym\": true"},
+      {"--method gptq --format gptq --zero-point true", "gptq", "\"sym\": false"},
+      {"--method rtn", "awq", "\"zero_point\": true"},
+      {"--method rtn --q-group-size -1", "compressed-tensors", "\"strategy\": \"channel\""},
+      {"--method rtn --w-bit 8", "compressed-tensors", "\"num_bits\": 8"},
+      {"--method int8", "compressed-tensors", "\"symmetric\": true"},
+  };
+  for (size_t i = 0; i < sizeof HOW / sizeof *HOW; i++) {
+    char name[40], path[64], *text, method[64];
+    size_t len;
+    sh_error e = {0};
+    snprintf(name, sizeof name, "layout-%zu", i);
+    snprintf(path, sizeof path, "%s/config.json", name);
+    quantizes(line("--q-group-size 64 --samples 2 --seq-len 32 --own-samples 0 --threads 2 --eval-samples 0 " MODELS
+                   "dense-small -o %s/%s %s%s",
+                   temp_dir, name, HOW[i].args, strstr(HOW[i].args, "int8") ? " --q-group-size -1" : ""));
+    if (sh_file_read(in_temp(path), 1 << 20, &text, &len, &e)) fail_msg("%s", e.text);
+    snprintf(method, sizeof method, "\"quant_method\": \"%s\"", HOW[i].quant_method);
+    if (!strstr(text, method) || !strstr(text, HOW[i].with)) fail_msg("%s: %s", HOW[i].args, strstr(text, "quantization_config"));
+    assert_non_null(strstr(said(), HOW[i].quant_method)); /* "... awq layout" */
+    assert_true(!strstr(said(), "WARN") == !strstr(HOW[i].args, "--format gptq --zero-point true"));
+    sh_free(text);
+  }
+}
+
+static void what_an_option_does_not_do_is_said(void **state) {
+  (void)state;
+  quantizes(
+      line("--method rtn --calib-data %s/none --eval-samples 0 --q-group-size 32 " MODELS "dense-small -o %s/unread", temp_dir, temp_dir));
+  assert_non_null(strstr(said(), "--calib-data is not read: --method rtn needs no calibration"));
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(faults_are_said_before_calibration_begins),
                                      cmocka_unit_test(tokens_that_do_not_fit_are_said_before_the_model_writes),
                                      cmocka_unit_test(killed_while_it_makes_its_report_it_makes_it_later),
-                                     cmocka_unit_test(a_run_without_a_report_leaves_no_job)};
+                                     cmocka_unit_test(what_is_complete_is_said_to_be_and_may_get_its_report_later),
+                                     cmocka_unit_test(options_that_make_no_sense_are_refused),
+                                     cmocka_unit_test(a_method_chooses_its_layout),
+                                     cmocka_unit_test(what_an_option_does_not_do_is_said)};
   return cmocka_run_group_tests(tests, make_fast_dir, remove_temp_dir);
 }

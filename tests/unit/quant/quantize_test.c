@@ -534,7 +534,7 @@ static void what_cannot_be_done_is_said(void **state) {
   refused(GOLDEN "models/dense-small-awq", &o, SH_ERR_UNSUPPORTED, "is quantized already (AWQ)");
   refused(GOLDEN "gguf/dense-small-bf16.gguf", &o, SH_ERR_UNSUPPORTED, "is a GGUF file");
   o.group = 96;
-  refused(GOLDEN "models/dense-small", &o, SH_ERR_ARG, "use --q_group_size 64");
+  refused(GOLDEN "models/dense-small", &o, SH_ERR_ARG, "use --q-group-size 64");
   o.group = 32;
   const char *all = "*";
   o.keep = &all;
@@ -606,7 +606,7 @@ static void another_model_of_the_same_shape_is_not_gone_on_with(void **state) {
   o.stop = NULL;
   o.resume = true;
   changed_copy(source, "model.norm.weight", 128, 0); /* its middle */
-  refused(source, &o, SH_ERR_ARG, "holds another job: it was '");
+  refused(source, &o, SH_ERR_ARG, "another model: the checksum of the model's weights was ");
   changed_copy(source, "model.layers.5.mlp.up_proj.weight", 0, 0);
   rig_ok(sh_quantize(source, &o, &r, &e), &e);
 }
@@ -641,8 +641,8 @@ static void what_cannot_be_spilled_keeps_what_is_done(void **state) {
   sh_samples_free(&s);
 }
 
-/* A report is made in OUT by the caller: until then the run is not over. */
-static void a_folder_without_its_report_is_gone_on_with(void **state) {
+/* A report is made in OUT by the caller, who wants to know whether the rest is there. */
+static void a_finished_folder_is_known_again(void **state) {
   (void)state;
   const char *source = GOLDEN "models/dense-small";
   char out[512];
@@ -656,14 +656,42 @@ static void a_folder_without_its_report_is_gone_on_with(void **state) {
   assert_says(e.text, "is not empty");
   o.resume = true;
   o.group = 64;
-  assert_int_equal(sh_quantizer_open(&q, source, &o, &e), SH_ERR_ARG); /* another job */
+  o.seed = 2; /* rounding to nearest draws nothing */
+  assert_int_equal(sh_quantizer_open(&q, source, &o, &e), SH_ERR_ARG);
+  assert_says(e.text, "another model: --q-group-size was 32 and is 64; give");
   o.group = 32;
   rig_ok(sh_quantizer_open(&q, source, &o, &e), &e);
   assert_true(sh_quantizer_whole(q));
   sh_quantizer_close(q);
-  sh_quantize_reported(out);
-  assert_int_equal(sh_quantizer_open(&q, source, &o, &e), SH_ERR_ARG);
-  assert_says(e.text, "is not empty");
+}
+
+/* Bytes of all tensors in a folder. */
+static int64_t bytes_of(const char *dir) {
+  sh_error e = {0};
+  sh_ckpt *ck;
+  int64_t sum = 0;
+  rig_ok(sh_ckpt_open(&ck, dir, 0, &e), &e);
+  for (int i = 0; i < sh_ckpt_count(ck); i++) sum += (int64_t)sh_ckpt_at(ck, i)->bytes;
+  sh_ckpt_close(ck);
+  return sum;
+}
+
+static void a_size_is_that_of_the_whole_result(void **state) {
+  (void)state;
+  const char *source = GOLDEN "models/dense-small";
+  char out[512];
+  snprintf(out, sizeof out, "%s", in_temp("sized"));
+  sh_quantize_opts o = options(out, SH_QM_RTN, NULL);
+  sh_quantize_result r;
+  sh_error e = {0};
+  stop_now = false;
+  o.stop = &stop_now;
+  o.progress = stop_after_a_part;
+  assert_int_equal(sh_quantize(source, &o, &r, &e), SH_ERR_CANCELLED);
+  o.stop = NULL;
+  o.resume = true;
+  rig_ok(sh_quantize(source, &o, &r, &e), &e);
+  assert_int_equal(r.bytes, bytes_of(out));
 }
 
 int main(void) {
@@ -680,7 +708,8 @@ int main(void) {
       cmocka_unit_test(biases_and_heads_of_odd_sizes_are_no_matter),
       cmocka_unit_test(the_mtp_layer_is_taken_by_its_name),
       cmocka_unit_test(what_cannot_be_spilled_keeps_what_is_done),
-      cmocka_unit_test(a_folder_without_its_report_is_gone_on_with),
+      cmocka_unit_test(a_finished_folder_is_known_again),
+      cmocka_unit_test(a_size_is_that_of_the_whole_result),
   };
   return cmocka_run_group_tests(tests, make_fast_dir, remove_temp_dir);
 }

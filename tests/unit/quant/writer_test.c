@@ -78,7 +78,7 @@ static sh_qwriter_opts options(const char *path, bool resume) {
                            .n_parts = PARTS,
                            .bytes = BYTES,
                            .shard_bytes = 2 * PART_BYTES + 10,
-                           .job = "bits 4 group 128 seed 7",
+                           .job = "test 1\tbits: 4\tgroup: 128\tseed: 7",
                            .resume = resume};
 }
 
@@ -273,12 +273,75 @@ static void another_job_is_not_gone_on_with(void **state) {
   sh_qwriter_close(w);
   expect_open_fails(&o, SH_ERR_ARG, "out.partial is there from a run before; go on with it by --resume, or remove it");
   o.resume = true;
-  o.job = "bits 4 group 64 seed 7";
-  expect_open_fails(&o, SH_ERR_ARG, "it was '128 seed 7' and is now '64 seed 7'");
+  o.job = "test 1\tbits: 4\tgroup: 64\tkeep: a b";
+  expect_open_fails(&o, SH_ERR_ARG,
+                    "out.partial is of a run with other options or of another model: group was 128 and is 64, seed was 7 and is none, keep "
+                    "was none and is a b; give what it was made with to go on with it, or remove it to begin anew");
+  char many[2000] = "test 1";
+  for (int i = 0; i < 40; i++) snprintf(many + strlen(many), sizeof many - strlen(many), "\tan option of number %d: %d", i, i);
+  o.job = many;
+  expect_open_fails(&o, SH_ERR_ARG, "an option of number 0 was none and is 0, ");
+  expect_open_fails(&o, SH_ERR_ARG, " ...; give what it was made with"); /* what does not fit does not take the remedy's place */
   o = options(out, true);
-  o.shard_bytes = 1;
-  expect_open_fails(&o, SH_ERR_ARG, "holds another job");
+  o.shard_bytes = 1; /* another plan */
+  expect_open_fails(&o, SH_ERR_ARG, "is of a run of another version of sheng, or its file .sheng-job is damaged; remove it");
+  o = options(out, true);
+  o.job = "test 2\tbits: 4\tgroup: 128\tseed: 7";
+  expect_open_fails(&o, SH_ERR_ARG, "is of a run of another version of sheng");
   run_well(out, true);
+}
+
+/* A job of which a part is known only later: what is known is held against the same part of the other's. */
+static void fields_that_come_later_are_compared_when_they_are_there(void **state) {
+  (void)state;
+  sh_error e = {0};
+  sh_qwriter *w;
+  char out[100];
+  snprintf(out, sizeof out, "%s", in_temp("out"));
+  sh_qwriter_opts o = options(out, true);
+  o.job_open = true;
+  if (sh_qwriter_open(&w, &o, &e) || sh_qwriter_job(w, "tokens: abc", &e) || put_part(w, 0, &e)) fail_msg("%s", e.text);
+  sh_qwriter_close(w);
+  if (sh_qwriter_open(&w, &o, &e)) fail_msg("%s", e.text);
+  assert_int_equal(sh_qwriter_job(w, "tokens: abd", &e), SH_ERR_ARG);
+  assert_says(e.text, "another model: tokens was abc and is abd; give");
+  sh_qwriter_close(w);
+  o.job = "test 1\tbits: 8\tgroup: 128\tseed: 7";
+  expect_open_fails(&o, SH_ERR_ARG, "another model: bits was 4 and is 8; give");
+  o.job = "test 1\tbits: 4\tgroup: 128\tseed: 7";
+  if (sh_qwriter_open(&w, &o, &e) || sh_qwriter_job(w, "tokens: abc", &e)) fail_msg("%s", e.text);
+  assert_true(sh_qwriter_has(w, 0));
+  sh_qwriter_close(w);
+}
+
+static void a_finished_folder_that_keeps_its_job_is_known_again(void **state) {
+  (void)state;
+  sh_error e = {0};
+  sh_qwriter *w;
+  char out[100];
+  snprintf(out, sizeof out, "%s", in_temp("out"));
+  sh_qwriter_opts o = options(out, false);
+  o.keep_job = true;
+  if (sh_qwriter_open(&w, &o, &e)) fail_msg("%s", e.text);
+  for (int i = 0; i < PARTS - 2; i++)
+    if (put_part(w, i, &e)) fail_msg("%s", e.text);
+  sh_qwriter_close(w);
+  o.resume = true;
+  if (sh_qwriter_open(&w, &o, &e)) fail_msg("%s", e.text);
+  assert_false(sh_qwriter_whole(w));
+  for (int i = PARTS - 2; i < PARTS; i++)
+    if (put_part(w, i, &e)) fail_msg("%s", e.text);
+  if (sh_qwriter_finish(w, CONFIG, CARD, NULL, 0, &e)) fail_msg("%s", e.text);
+  assert_int_equal(sh_qwriter_bytes(w), PARTS * (101 + 400 + 2400)); /* of both runs */
+  sh_qwriter_close(w);
+  if (sh_qwriter_open(&w, &o, &e)) fail_msg("%s", e.text);
+  assert_true(sh_qwriter_whole(w));
+  sh_qwriter_close(w);
+  assert_true(is_there(in_temp("out/.sheng-job")) && !is_there(in_temp("out.partial")));
+  o.job = "test 1\tbits: 8\tgroup: 128\tseed: 7";
+  expect_open_fails(&o, SH_ERR_ARG, "/out is of a run with other options or of another model: bits was 4 and is 8; give");
+  o.resume = false;
+  expect_open_fails(&o, SH_ERR_ARG, "/out is not empty");
 }
 
 static void a_part_that_is_broken_is_written_again(void **state) {
@@ -355,6 +418,45 @@ static void wrong_places_are_refused_by_name(void **state) {
   o.n_parts = 0;
   expect_open_fails(&o, SH_ERR_LIMIT, "0 parts");
   assert_false(is_there(in_temp("out.partial")));
+}
+
+/* By whatever path: a result in the model's folder would be taken for a part of the model, and a model in OUT would be in its place. */
+static void a_result_in_the_models_folder_and_a_model_in_the_results_are_refused(void **state) {
+  (void)state;
+  char path[300], cwd[300];
+  sh_qwriter_opts o = options(path, true);
+  assert_int_equal(symlink("src", in_temp("to-src")), 0);
+  assert_int_equal(symlink("src/folder", in_temp("to-folder")), 0);
+  static const char *const INSIDE[] = {"src/new",       "src/new/",          "src/folder/new", "to-src/new",
+                                       "to-folder/new", "src/folder/../new", "src/folder"};
+  for (size_t i = 0; i < sizeof INSIDE / sizeof INSIDE[0]; i++) {
+    snprintf(path, sizeof path, "%s", in_temp(INSIDE[i]));
+    expect_open_fails(&o, SH_ERR_ARG, "lies in the model's own folder, ");
+  }
+  static const char *const SAME[] = {"src", "src/", "to-src", "src/folder/..", "to-folder/.."};
+  for (size_t i = 0; i < sizeof SAME / sizeof SAME[0]; i++) {
+    snprintf(path, sizeof path, "%s", in_temp(SAME[i]));
+    expect_open_fails(&o, SH_ERR_ARG, "is the model itself");
+  }
+  snprintf(path, sizeof path, "%s", temp_dir);
+  expect_open_fails(&o, SH_ERR_ARG, "where the result shall be; name another folder");
+  assert_int_equal(rename(in_temp("src"), in_temp("m.partial")), 0);
+  assert_int_equal(symlink("m.partial", in_temp("src")), 0);
+  put_text("m.partial/x.tmp.1", "what a killed run would have left");
+  snprintf(path, sizeof path, "%s", in_temp("m"));
+  expect_open_fails(&o, SH_ERR_ARG, "where the result is put together; name another folder than ");
+  assert_true(is_there(in_temp("m.partial/x.tmp.1")));
+  /* beside it, with a name that begins like the model's, and from inside by a relative path */
+  assert_int_equal(unlink(in_temp("src")) + unlink(in_temp("m.partial/x.tmp.1")) + rename(in_temp("m.partial"), in_temp("src")), 0);
+  run_well(in_temp("src2"), false);
+  assert_non_null(getcwd(cwd, sizeof cwd));
+  assert_int_equal(chdir(in_temp("src/folder")), 0);
+  snprintf(path, sizeof path, "new");
+  expect_open_fails(&o, SH_ERR_ARG, "new lies in the model's own folder, ");
+  snprintf(path, sizeof path, "../../src3");
+  run_well(path, false);
+  assert_int_equal(chdir(cwd), 0);
+  expect_same_folders(in_temp("src2"), in_temp("src3"));
 }
 
 static int child_status(int (*fn)(const char *), const char *path) {
@@ -514,9 +616,12 @@ int main(void) {
       IN_FOLDER(a_finish_wants_all_parts_and_each_tensor_once),
       IN_FOLDER(a_killed_run_leaves_nothing_at_out_and_is_gone_on_with),
       IN_FOLDER(another_job_is_not_gone_on_with),
+      IN_FOLDER(fields_that_come_later_are_compared_when_they_are_there),
+      IN_FOLDER(a_finished_folder_that_keeps_its_job_is_known_again),
       IN_FOLDER(a_part_that_is_broken_is_written_again),
       IN_FOLDER(a_run_that_did_nothing_leaves_nothing),
       IN_FOLDER(wrong_places_are_refused_by_name),
+      IN_FOLDER(a_result_in_the_models_folder_and_a_model_in_the_results_are_refused),
       IN_FOLDER(a_read_only_target_is_refused),
       IN_FOLDER(a_disk_that_is_too_small_is_said_before_any_work),
       IN_FOLDER(a_disk_that_fills_up_keeps_what_is_done),
