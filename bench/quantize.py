@@ -16,13 +16,25 @@ import sys
 def variants(groups):
     yield "INT8, a scale per row", ["--method", "int8"]
     for g in groups:
-        yield f"RTN-4 g{g}", ["--method", "rtn", "--q_group_size", g]
-        yield f"GPTQ-4 g{g}", ["--method", "gptq", "--format", "gptq", "--zero_point", "true", "--q_group_size", g]
-        yield f"AWQ-4 g{g}", ["--method", "awq", "--q_group_size", g]
-        yield f"RTN-4 g{g} symmetric", ["--method", "rtn", "--q_group_size", g, "--zero_point", "false"]
-        yield f"AWQ-4 g{g} symmetric", ["--method", "awq", "--q_group_size", g, "--zero_point", "false"]
-        yield f"RTN-4 g{g} power of two", ["--method", "rtn", "--q_group_size", g, "--zero_point", "false", "--pow2-scales"]
-        yield f"AWQ-4 g{g} power of two", ["--method", "awq", "--q_group_size", g, "--zero_point", "false", "--pow2-scales"]
+        yield f"RTN-4 g{g}", ["--method", "rtn", "--q-group-size", g]
+        yield f"GPTQ-4 g{g}", ["--method", "gptq", "--format", "gptq", "--zero-point", "true", "--q-group-size", g]
+        yield f"AWQ-4 g{g}", ["--method", "awq", "--q-group-size", g]
+        yield f"RTN-4 g{g} symmetric", ["--method", "rtn", "--q-group-size", g, "--zero-point", "false"]
+        yield f"AWQ-4 g{g} symmetric", ["--method", "awq", "--q-group-size", g, "--zero-point", "false"]
+        yield f"RTN-4 g{g} power of two", ["--method", "rtn", "--q-group-size", g, "--zero-point", "false", "--pow2-scales"]
+        yield f"AWQ-4 g{g} power of two", ["--method", "awq", "--q-group-size", g, "--zero-point", "false", "--pow2-scales"]
+
+
+def chosen(names, only):
+    """The rows that --only names: each word is a row's whole name, or else a part of names, in any case; one that fits none is an error."""
+    rows = set()
+    for word in only.split("|"):
+        low = word.strip().lower()
+        found = {n for n in names if n.lower() == low} or {n for n in names if low and low in n.lower()}
+        if not found:
+            sys.exit(f"quantize.py: --only '{word}' is no row's name and no part of one; the rows are: {', '.join(names)}")
+        rows |= found
+    return rows
 
 
 def run(command):
@@ -45,16 +57,19 @@ def main():
     p.add_argument("--text")
     p.add_argument("--tasks")
     p.add_argument("--groups", default="128,64,32")
-    p.add_argument("--only", help="names of variants, separated by |, or parts of them")
+    p.add_argument("--only", metavar="NAMES", help="rows to make, separated by |: the whole name of a row chooses that row alone ('AWQ-4 g64'), anything else all rows whose "
+                   "names it is a part of ('symmetric', 'g32'); the reference is always measured")
     p.add_argument("--samples", default="32", help="calibration sequences")
     p.add_argument("--windows", default="0", help="windows of the text; 0: all")
     a = p.parse_args()
-    os.makedirs(a.out, exist_ok=True)
     log_file = os.path.join(a.out, "log.json")
     log = json.load(open(log_file)) if os.path.exists(log_file) else {}
     rows = []
-    for name, options in [("reference", None)] + list(variants(a.groups.split(","))):
-        if options is not None and a.only and not any(part in name for part in a.only.split("|")):
+    rows_of = dict(variants(a.groups.split(",")))
+    wanted = chosen(list(rows_of), a.only) if a.only else set(rows_of)
+    os.makedirs(a.out, exist_ok=True)
+    for name, options in [("reference", None)] + list(rows_of.items()):
+        if options is not None and name not in wanted:
             continue
         folder = a.model if options is None else os.path.join(a.out, re.sub(r"[^a-z0-9]+", "-", name.lower()))
         if options is not None and not os.path.exists(folder):
