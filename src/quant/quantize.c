@@ -642,6 +642,9 @@ static int open_all(run *u, sh_error *e) {
   const char *path = u->path;
   sh_backend_opts bo = {.threads = o->threads, .cpu = o->cpu};
   int rc = sh_ckpt_open(&u->ck, path, 0, e);
+  if (rc == SH_ERR_FORMAT && !sh_dir_exists(path))
+    return sh_fail(e, SH_ERR_UNSUPPORTED, "%s is a file; quantize wants the model's Hugging Face folder with bf16, f16 or f32 weights",
+                   path);
   u->j.ck = u->ck;
   if (rc == 0) rc = refuse_source(u, path, e);
   if (rc == 0) rc = sh_backend_cpu_new(&u->be, &bo, e);

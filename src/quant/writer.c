@@ -201,6 +201,7 @@ static int set_out(sh_qwriter *w, const sh_qwriter_opts *o, sh_error *e) {
 static int fail_make(const sh_qwriter *w, sh_error *e) {
   if (errno == ENOENT)
     return sh_fail(e, SH_ERR_NOT_FOUND, "%s: the folder in which it would be is not there; make it, or name another place", w->out);
+  if (errno == ENOTDIR) return sh_fail(e, SH_ERR_ARG, "%s: a part of this path is a file, not a folder; name another place", w->out);
   return sh_fail(e, SH_ERR_IO, "%s: cannot make the folder: %s; name one where you may write", w->dir, strerror(errno));
 }
 

@@ -90,6 +90,8 @@ static void faults_are_said_before_calibration_begins(void **state) {
   } FAULTS[] = {
       {MODELS "dense-small -o %s/full", "/full is not empty"},
       {MODELS "dense-small -o %s/file", "/file is there and is not a folder"},
+      {MODELS "dense-small -o %s/file/x", "/file/x: a part of this path is a file, not a folder; name another place"},
+      {"README.md -o %s/out", "README.md is a file; quantize wants the model's Hugging Face folder"},
       {MODELS "dense-small -o %s/no/such", "the folder in which it would be is not there"},
       {MODELS "dense-small -o %s/other", "/other.partial is there from a run before"},
       {MODELS "dense-small -o %s/other --resume", "/other.partial is of a run of another version of sheng"},
