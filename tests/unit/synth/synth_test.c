@@ -415,7 +415,7 @@ static void an_interrupted_folder_is_gone_on_with(void **state) {
   stop = (interruption){false, INT64_MAX};
   o.seed = 2;
   assert_int_equal(sh_synth(&o, &r, &e), SH_ERR_ARG);
-  assert_says(e.text, "holds another job");
+  assert_says(e.text, "another model: --seed was 1 and is 2; give");
   o.seed = 1;
   make(&o, &r);
   assert_int_equal(same_folder(whole, path), r.n_files + 7); /* and the index */
