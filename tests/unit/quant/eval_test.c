@@ -217,8 +217,8 @@ static void greedy_continuations_are_those_of_a_lone_sequence(void **state) {
   sh_eval_side s = {0};
   sh_error e = {0};
   sh_eval_opts o = opts(DENSE, NULL, 0);
-  rig_ok(sh_eval_side_open(&s, DENSE, &o, &e), &e);
-  rig_ok(sh_eval_side_reserve(&s, 128, 32, true, false, &e), &e);
+  rig_ok(sh_eval_side_open(&s, DENSE, &o, o.exact, &e), &e);
+  rig_ok(sh_eval_side_reserve(&s, 128, 32, false, &e), &e);
   sh_eval_gen gen[N] = {0};
   int32_t prompts[N][60], out[N][NEW];
   for (int i = 0; i < N; i++) {
@@ -254,8 +254,8 @@ static void choices_are_scored_as_whole_sequences_would_be(void **state) {
   sh_eval_side s = {0};
   sh_error e = {0};
   sh_eval_opts o = opts(DENSE, NULL, 0);
-  rig_ok(sh_eval_side_open(&s, DENSE, &o, &e), &e);
-  rig_ok(sh_eval_side_reserve(&s, 160, 16, true, false, &e), &e);
+  rig_ok(sh_eval_side_open(&s, DENSE, &o, o.exact, &e), &e);
+  rig_ok(sh_eval_side_reserve(&s, 160, 16, false, &e), &e);
   int32_t all[100];
   for (int k = 0; k < 100; k++) all[k] = (k * 13 + 7) % 600;
   int32_t *ids[] = {all + 50, all + 10, all + 20, all + 30};
@@ -284,8 +284,8 @@ static void tasks_are_counted_by_group(void **state) {
   sh_eval_side s = {0};
   sh_error e = {0};
   sh_eval_opts o = opts(DENSE, NULL, 1);
-  rig_ok(sh_eval_side_open(&s, DENSE, &o, &e), &e);
-  rig_ok(sh_eval_side_reserve(&s, 64, 32, true, false, &e), &e);
+  rig_ok(sh_eval_side_open(&s, DENSE, &o, o.exact, &e), &e);
+  rig_ok(sh_eval_side_reserve(&s, 64, 32, false, &e), &e);
   sh_ids prompt = {0};
   rig_ok(sh_tok_encode(s.tok, "Hello", 5, SH_TOK_ADD_SPECIAL, &prompt, &e), &e);
   int32_t out[4];
