@@ -384,7 +384,7 @@ static void a_run_that_did_nothing_leaves_nothing(void **state) {
 
 static void wrong_places_are_refused_by_name(void **state) {
   (void)state;
-  char path[200];
+  char path[200] = "";
   sh_qwriter_opts o = options(path, false);
   snprintf(path, sizeof path, "%s", in_temp("src"));
   expect_open_fails(&o, SH_ERR_ARG, "/src is the model itself; name another folder");
@@ -423,7 +423,7 @@ static void wrong_places_are_refused_by_name(void **state) {
 /* By whatever path: a result in the model's folder would be taken for a part of the model, and a model in OUT would be in its place. */
 static void a_result_in_the_models_folder_and_a_model_in_the_results_are_refused(void **state) {
   (void)state;
-  char path[300], cwd[300];
+  char path[300] = "", cwd[300];
   sh_qwriter_opts o = options(path, true);
   assert_int_equal(symlink("src", in_temp("to-src")), 0);
   assert_int_equal(symlink("src/folder", in_temp("to-folder")), 0);
