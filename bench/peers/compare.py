@@ -247,7 +247,7 @@ def main():
     a.add_argument("--depth", type=int, default=256)
     a.add_argument("--seqs", type=int, default=16)
     a.add_argument("--rows", choices=["prefill", "decode"], help="only these")
-    a.add_argument("--batch", type=int, default=512, help="llama.cpp: tokens of a prompt in one step (its -ub)")
+    a.add_argument("--batch", type=int, default=256, help="llama.cpp: tokens of a prompt in one step (its -ub)")
     a.add_argument("--flash", choices=list(FLASH), default="auto", help="llama.cpp: flash attention")
     a.add_argument("--unified", action="store_true", help="llama.cpp: one memory for all sequences")
     a.add_argument("--tune", action="store_true", help="llama.cpp alone, with other settings beside the chosen ones")
