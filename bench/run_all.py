@@ -51,7 +51,7 @@ class Bench:
     def __init__(self, o):
         self.o, self.results, self.runs, self.rounds, self.machine, self.roofline = o, [], [], [], None, []
         self.repeat = (lambda n: 1) if o.quick else (lambda n: n)  # rounds and repeats
-        self.known = {}
+        self.known, self.times = {}, {}
 
     def model(self, name):
         """The checkpoint's folder or file, made when it is not there. A GGUF file has a folder too: its repacked weights lie beside it."""
@@ -231,6 +231,12 @@ def served(b, name):
     b.add("server", f"{name}, 1 sequence, server / bench at {at}", (">=", 0.95), ratio, 3, note=f"{rates.text()} tokens/s")
 
 
+def head_of(result):
+    """The matrix of the logits, from what a step was counted with: "N MB of weights a step (M with logits)"."""
+    m = re.search(r"([\d.]+) MB of weights a step \(([\d.]+) with logits\)", result["counted"])
+    return f"head of {float(m[2]) - float(m[1]):.0f} MB in a step of {float(m[2]):.0f}" if m else result["counted"]
+
+
 def int4(b, quant, full):
     """Decode: rates of both over bytes of both. First token: two servers, the same texts."""
     ratio, both = Values(), Values()
@@ -239,7 +245,7 @@ def int4(b, quant, full):
         both.append(f["gbs"] * f["ms"] / (a["gbs"] * a["ms"]))
         ratio.append(a["tokens_per_s"] / f["tokens_per_s"])
         b.rounds.append(("int4", quant, i + 1, f"decode tokens/s, beside {full}", a["tokens_per_s"], f["tokens_per_s"]))
-    head = "; ".join(f"{n}: {b.bench(n, again=10, depth=[0], repeat=b.repeat(5))['model'].split('vocabulary ')[-1]}" for n in (quant, full))
+    head = "; ".join(f"{n}: {head_of(b.bench(n, again=10, depth=[0], repeat=b.repeat(5)))}" for n in (quant, full))
     b.add("int4", f"decode, {quant} / {full}, of the ratio of bytes", (">=", 90), Values(100 * r / w for r, w in zip(ratio, both)), unit="%",
           note=f"{ratio.median:.2f} times as fast, {both.median:.2f} times fewer bytes; {head}")
     tokens, first = 1280, Values()
@@ -297,18 +303,17 @@ ROWS = list(dict.fromkeys(t[0] for t in TASKS))
 
 def measure(b, tasks):
     """Every task; one that fails is a row that says why, and the others go on."""
-    times = {}
     for i, (row, models, f) in enumerate(tasks):
         began = time.monotonic()
         try:
             f(b, *models)
         except Failed as e:
             b.missing(row, ", ".join(models), str(e).replace("\n", " "))
-        times[row] = times.get(row, 0) + time.monotonic() - began
+        finally:
+            b.times[row] = b.times.get(row, 0) + time.monotonic() - began
         for m in models:
             if not any(m in later[1] for later in tasks[i + 1 :]):
                 b.drop(m)
-    return times
 
 
 # --- Results ---------------------------------------------------------------------------------------------------------
@@ -320,7 +325,7 @@ def shown(r):
             "" if met is None else "yes" if met else "NO", note]
 
 
-def write(b, times, complete):
+def write(b, complete):
     o, out = b.o, b.o.results
     m = b.machine
     if not m and b.known:
@@ -331,9 +336,9 @@ def write(b, times, complete):
         about.append("INCOMPLETE: the run was interrupted")
     if o.quick:
         about.append("QUICK: tiny models, one run each; the figures mean nothing")
-    seconds = "; ".join(f"{row} {t:.0f} s" for row, t in times.items())
+    seconds = "; ".join(f"{row} {t:.0f} s" for row, t in b.times.items())
     text = "\n".join(about) + "\n\n" + table(["row", "work", "target", "measured", "met", "beside it"], [shown(r) for r in b.results])
-    text += f"\n\ntime: {seconds}; all: {sum(times.values()) / 60:.1f} minutes\n"
+    text += f"\n\ntime: {seconds}; all: {sum(b.times.values()) / 60:.1f} minutes\n"
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(text)
     write_csv(out / "table.csv", about, ["row", "work", "target", "unit", "median", "least", "most", "values", "met", "note"],
@@ -388,15 +393,15 @@ def main():
             say(f"the load is {os.getloadavg()[0]:.1f}: other programs run, so figures will be low and far apart")
     except (Failed, OSError) as e:
         sys.exit(f"run_all.py: {e}")
-    b, times, complete = Bench(o), {}, False
+    b, complete = Bench(o), False
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        times = measure(b, [t for t in TASKS if t[0] in o.rows])
+        measure(b, [t for t in TASKS if t[0] in o.rows])
         complete = True
     except KeyboardInterrupt:
-        pass
+        say("interrupted: what was measured is written, checkpoints are left")
     finally:
-        write(b, times, complete)
+        write(b, complete)
     sys.exit(0 if complete else 1)
 
 

@@ -153,7 +153,7 @@ class Llama:
         if not self.ctx:
             raise self.failed("no context was made")
         self.batch = self.lib.llama_batch_init(max(o["room"], seqs), 0, 1)
-        self.seqs, self.step = seqs, p.n_batch
+        self.seqs, self.step, self.room = seqs, p.n_batch, o["room"]
         self.clock = time.thread_time if o["threads"] == 1 else time.perf_counter
         got = [getattr(self.lib, f)(self.ctx) for f in ("llama_n_batch", "llama_n_ubatch", "llama_n_seq_max", "llama_n_threads", "llama_n_threads_batch")]
         asked = [p.n_batch, p.n_ubatch, seqs, o["threads"], o["threads"]]
@@ -202,7 +202,7 @@ class Llama:
         for s in range(1, self.seqs):
             self.lib.llama_memory_seq_cp(memory, 0, s, -1, -1)
         pos, steps, took = max(o["depth"], 1), -1, 0
-        while took < o["seconds"]:
+        while took < o["seconds"] and pos < self.room:
             self.fill([(self.token(), pos, s, True) for s in range(self.seqs)])
             one = self.compute()
             took += one if steps >= 0 else 0  # the first carries out the copies
