@@ -32,8 +32,8 @@ MODULES = {"xllamacpp": "xllamacpp", "llama-cpp-python": "llama_cpp"}
 FLASH = {"auto": -1, "off": 0, "on": 1}
 RUN_SECONDS = 0.45  # of drawing in one round; sheng's side is three runs of 0.15 s
 # Correlation of logits from which on both compute the same model. Random weights carry every rounding on: after 24 layers sheng and llama.cpp, which round
-# activations to int8 each in its own way, have 0.987, each of them and float32 0.98, llama.cpp and itself with its repacking off 0.995. Another model: 0.
-SAME = 0.95
+# activations to int8 each in its own way, have 0.987, each of them and float32 0.98, llama.cpp and itself with its repacking off 0.995. With experts, where a rounding can choose another, it was 0.969. Another model: 0.
+SAME = 0.9
 
 
 # --- The peer --------------------------------------------------------------------------------------------------------
