@@ -30,6 +30,11 @@ enum { SH_MAP_PATH = 240 };                                 /* bytes; of a longe
 bool sh_map_path_of(const void *p, char path[SH_MAP_PATH]); /* the file that p points into; false: unknown */
 bool sh_map_same(const void *p, const void *q);             /* whether both point into the same map */
 bool sh_map_in_memory(const void *p);                       /* whether p's file is one of a tmpfs */
+/* Puts a copy of the whole file, made by the pool's threads, in the map's place, on pages of 2 MB: for what is read through again and
+ * again, where looking up each 4 KB costs more than it does for the kernel's own large pages. False: m is as it was (a system without such
+ * pages, less than `spare` bytes of memory left beside the copy). A copy no longer shows what happens to the file. */
+typedef struct sh_pool sh_pool;
+bool sh_map_into_memory(sh_map *m, sh_pool *pool, int64_t spare);
 #define SH_MAP_LOST                                                                                                                        \
   "the mapped file shrank or cannot be read any more; restore it and start again (model files must not be replaced in place)"
 /* Installs a SIGBUS handler that says which mapped file shrank (or could not be read) under the program and exits with status 74, in place

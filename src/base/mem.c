@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 /* --- Allocation ----------------------------------------------------------------------------------------------------------------------- */
 
@@ -49,6 +50,12 @@ void *sh_aligned(size_t align, size_t bytes) {
   if (align < sizeof(void *)) align = sizeof(void *);
   void *p = NULL;
   return posix_memalign(&p, align, bytes ? bytes : 1) == 0 ? p : NULL;
+}
+
+void sh_mem_large(void *p, size_t n) {
+  enum { LARGE = 2 << 20 };
+  const uintptr_t begin = ((uintptr_t)p + LARGE - 1) / LARGE * LARGE, end = ((uintptr_t)p + n) / LARGE * LARGE;
+  if (begin < end) (void)madvise((void *)begin, end - begin, MADV_HUGEPAGE); /* only advice */
 }
 
 char *sh_strndup(const char *s, size_t n) {

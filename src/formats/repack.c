@@ -47,7 +47,12 @@ void sh_repack_free(sh_repack *r) {
 sh_repack_where sh_repack_result(const sh_repack *r) { return r->where; }
 size_t sh_repack_bytes(const sh_repack *r) { return r->bytes; }
 
-bool sh_repack_in_memory(const sh_repack *r, const void *p) { return r && r->memory && (uintptr_t)p - (uintptr_t)r->memory < r->bytes; }
+bool sh_repack_in_memory(const sh_repack *r, const void *p) {
+  const uint8_t *image = !r ? NULL : r->memory ? r->memory : r->copied ? r->map.p : NULL;
+  return image && (uintptr_t)p - (uintptr_t)image < r->bytes;
+}
+
+static const int64_t SPARE = (int64_t)1 << 30; /* bytes of memory that a copy of the cache leaves to others */
 
 /* --- Jobs */
 
@@ -568,6 +573,7 @@ static int into_memory(sh_repack *r, sh_pool *pool, sh_error *e) {
         e, SH_ERR_NOMEM,
         "%s: out of memory for %s of repacked weights; name a folder with that much disk by --cache-dir, and they are only mapped",
         sh_ckpt_path(r->ck), sh_format_size((int64_t)r->bytes, size));
+  sh_mem_large(r->memory, r->bytes);
   rc = sh_rp_fill(r, pool, r->memory, -1, e);
   if (rc) return rc;
   r->where = SH_REPACK_MEMORY;
@@ -598,9 +604,13 @@ int sh_repack_run(sh_repack *r, sh_error *e) {
   }
   bool wanted = !(o->cache_dir && !*o->cache_dir) && at_most(r) >= (o->cache_min ? o->cache_min : (int64_t)64 << 20);
   if (wanted) rc = sh_rp_cache_use(r, &pool, &used, e);
-  if (!rc && !used && !pool) rc = sh_pool_new(&pool, o->threads, e);
-  if (!rc && used) finish_views(r, r->map.p);
-  else if (!rc) rc = into_memory(r, pool, e);
+  if (!rc && !pool && (!used || o->panels)) rc = sh_pool_new(&pool, o->threads, e);
+  if (!rc && used) {
+    if (o->panels && sh_map_into_memory(&r->map, pool, SPARE)) r->copied = true;
+    finish_views(r, r->map.p);
+  } else if (!rc) {
+    rc = into_memory(r, pool, e);
+  }
   sh_rp_read_end(r);
   sh_pool_free(pool);
   return rc;

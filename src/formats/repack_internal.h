@@ -45,6 +45,7 @@ struct sh_repack {
   bool examined;
   uint8_t *memory; /* the image, owned; or */
   sh_map map;      /* the image, mapped */
+  bool copied;     /* the map is a copy in memory */
   sh_repack_where where;
   sh_prefetch *ahead; /* during the run: the sources; NULL: not read ahead */
 };

@@ -23,7 +23,7 @@ static int map_new(uint8_t **out, size_t *len, size_t stride, int n, const char 
     *len = 0;
     return sh_fail(e, SH_ERR_NOMEM, "the system refused %zu bytes for %d %s; lower the context or the number of sequences", want, n, what);
   }
-  madvise(p, *len, MADV_HUGEPAGE); /* a walk of the page table for each 4 KB costs more than reading them */
+  sh_mem_large(p, *len);
   *out = p;
   return 0;
 }

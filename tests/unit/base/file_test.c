@@ -1,5 +1,6 @@
 /* Files: reads with limits, maps, what happens when a mapped file shrinks, atomic writes, paths. */
 #include "base/file.h"
+#include "base/pool.h"
 #include "unit/base/child.h"
 
 #include <fcntl.h>
@@ -370,10 +371,45 @@ static void paths_are_joined_and_split(void **state) {
   assert_false(sh_dir_exists("/nonexistent"));
 }
 
+/* Sizes around an item and a page; what the file becomes afterwards no longer matters to a copy. */
+static void a_copy_on_large_pages_has_the_bytes_of_the_file(void **state) {
+  (void)state;
+  static const size_t sizes[] = {1, 4096, (2 << 20) + 1, (8 << 20) + 4095, 17 << 20};
+  sh_pool *pool;
+  assert_int_equal(sh_pool_new(&pool, 3, NULL), 0);
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    char *bytes = malloc(sizes[i]);
+    assert_non_null(bytes);
+    for (size_t j = 0; j < sizes[i]; j++) bytes[j] = (char)(j * 2654435761u >> 13);
+    put_file(bytes, sizes[i]);
+    sh_map m;
+    assert_int_equal(sh_map_open(&m, path, NULL), 0);
+    const uint8_t *mapped = m.p;
+    assert_false(sh_map_into_memory(&m, pool, INT64_MAX / 2)); /* nobody has so much to spare */
+    assert_ptr_equal(m.p, mapped);
+    if (sh_map_into_memory(&m, pool, 0)) {
+      assert_ptr_not_equal(m.p, mapped);
+      assert_int_equal((uintptr_t)m.p % (2 << 20), 0);
+      put_file("", 0);
+    }
+    assert_int_equal(m.len, sizes[i]);
+    assert_memory_equal(m.p, bytes, sizes[i]);
+    sh_map_close(&m);
+    free(bytes);
+  }
+  put_file("", 0);
+  sh_map empty;
+  assert_int_equal(sh_map_open(&empty, path, NULL), 0);
+  assert_false(sh_map_into_memory(&empty, pool, 0));
+  sh_map_close(&empty);
+  sh_pool_free(pool);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_whole_file_is_read_and_terminated),
       cmocka_unit_test(a_file_over_the_limit_is_refused),
+      cmocka_unit_test(a_copy_on_large_pages_has_the_bytes_of_the_file),
       cmocka_unit_test(a_file_without_a_known_size_is_read_to_its_end),
       cmocka_unit_test(a_file_in_a_folder_that_is_not_there_is_named_as_the_user_named_it),
       cmocka_unit_test(missing_files_and_folders_have_their_own_errors),
