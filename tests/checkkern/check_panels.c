@@ -317,5 +317,7 @@ void ck_panels(ck *c) {
                   &(shape){.f = f, .rows = 17, .toks = ck_range(c, 1, 30), .k = cols[j], .bias = j % 2, .scale = j % 3 == 1, .add = true});
     }
     check_shape(c, &(shape){.f = f, .rows = 16, .toks = 103 + i, .k = unit * 3}); /* more than a block of tokens */
+    for (int left = 1; left <= 3; left++) /* long rows, blocks of 24 tokens: the last one has as few as there are tiles for */
+      check_shape(c, &(shape){.f = f, .rows = 3, .toks = 72 + left, .k = 12288});
   }
 }

@@ -194,6 +194,8 @@ SH_INLINE void tile(const int bits, const bool bytes, const mode m, const int P,
   TILE(4, false, MODE, 1, 4)                                                                                                               \
   TILE(4, false, MODE, 1, 5)                                                                                                               \
   TILE(4, false, MODE, 1, 6)                                                                                                               \
+  TILE(4, true, MODE, 2, 1)                                                                                                                \
+  TILE(4, true, MODE, 2, 2)                                                                                                                \
   TILE(4, true, MODE, 2, 3)                                                                                                                \
   TILE(4, true, MODE, 2, 4)                                                                                                                \
   TILE(4, true, MODE, 2, 5)                                                                                                                \
@@ -230,9 +232,9 @@ typedef struct kind {
   { NULL, tile_##BITS##_##MODE##_2_1, tile_##BITS##_##MODE##_2_2, tile_##BITS##_##MODE##_2_3 }
 #define FEW6(MODE)                                                                                                                         \
   { NULL, tile_4_##MODE##_1_1, tile_4_##MODE##_1_2, tile_4_##MODE##_1_3, tile_4_##MODE##_1_4, tile_4_##MODE##_1_5, tile_4_##MODE##_1_6 }
-/* seven rows and more fall into tiles of at least three */
+/* the last block of many rows may have one or two */
 #define MANY6(MODE)                                                                                                                        \
-  { NULL, NULL, NULL, tile_4_##MODE##_2_3, tile_4_##MODE##_2_4, tile_4_##MODE##_2_5, tile_4_##MODE##_2_6 }
+  { NULL, tile_4_##MODE##_2_1, tile_4_##MODE##_2_2, tile_4_##MODE##_2_3, tile_4_##MODE##_2_4, tile_4_##MODE##_2_5, tile_4_##MODE##_2_6 }
 
 static const kind kinds[3] = {
     {4, true, 6, 6, {FEW6(HALF), FEW6(ONE), FEW6(SEVERAL)}, {MANY6(HALF), MANY6(ONE), MANY6(SEVERAL)}},
