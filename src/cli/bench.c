@@ -9,6 +9,7 @@
 #include "bench/roofline.h"
 #include "bench/run.h"
 #include "cli/bench_serve.h"
+#include "formats/kv.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -131,7 +132,7 @@ static const sh_opt MODEL_TABLE[] = {
     {"repeat", NULL, SH_OPT_INT, AT(repeat), 1, SH_BENCH_MODEL_REPEAT, NULL, NULL, "What to measure", "N", "Timed runs of a row."},
     {"chunk", NULL, SH_OPT_INT, AT(chunk), 1, 8192, NULL, NULL, "What to measure", "TOKENS", "Most tokens of a prompt in one step."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, NULL, "Computation", NULL, "float32 everywhere: the reference numbers."},
-    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv), 0, 0, "auto|float32|bfloat16|int8", NULL, "Computation", "TYPE",
+    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv), 0, 0, SH_KV_NAMES, NULL, "Computation", "TYPE",
      "How keys and values are kept; auto: bfloat16, float32 with --exact."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, NULL, "Computation", "N", "Threads; 0 is every usable core."},
     CPU_ROW(model_opts),

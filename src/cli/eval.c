@@ -8,6 +8,8 @@
 #include "cli/cli.h"
 #include "quant/eval.h"
 #include "quant/report.h"
+#include "formats/kv.h"
+#include "formats/panel.h"
 #include <string.h>
 #include <unistd.h>
 
@@ -39,12 +41,8 @@ static const sh_opt TABLE[] = {
     {"report", NULL, SH_OPT_STR, AT(report), 0, 0, NULL, NULL, "Output", "FILE.html", "Write one HTML page with plots."},
     {"compare", NULL, SH_OPT_LIST, AT(compare), 0, 0, NULL, NULL, "Output", "FILE.json",
      "Show results of earlier --json runs beside this one in --report; repeatable, or separated by commas."},
-    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, "auto|int4|int6|int8|bf16", NULL, "Computation", "TYPE",
-     "What a head stored in floats is rounded to: int4, int6, int8 (scales per 32 columns), or bf16, as stored; auto: int8 where the other "
-     "weights are quantized, else bf16."},
-    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, "auto|float32|bfloat16|int8", NULL, "Computation", "TYPE",
-     "How keys and values are kept: bfloat16, int8 (half the memory, a scale per 32 dims) or float32; auto: bfloat16, float32 with "
-     "--exact."},
+    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, SH_HEAD_NAMES, NULL, "Computation", "TYPE", SH_HEAD_HELP},
+    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, SH_KV_NAMES, NULL, "Computation", "TYPE", SH_KV_HELP},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, NULL, "Computation", NULL, "float32 everywhere: the reference numbers."},
     {"against-exact", NULL, SH_OPT_FLAG, AT(against_exact), 0, 0, NULL, NULL, "Computation", NULL,
      "Compute the reference with --exact; without --against it is MODEL itself: what the default mode changes."},

@@ -12,6 +12,8 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "server/params.h"
+#include "formats/kv.h"
+#include "formats/panel.h"
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
@@ -52,12 +54,8 @@ static const sh_opt TABLE[] = {
      "Refuse a checkpoint that is not quantized by this method."},
     {"cache-dir", NULL, SH_OPT_STR, AT(cache_dir), 0, 0, NULL, "SHENG_CACHE_DIR", "Compute", "FOLDER",
      "Where repacked weights are kept for the next start; default: .sheng-cache in the model's folder. Empty: in memory."},
-    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, "auto|int4|int6|int8|bf16", "SHENG_HEAD", "Compute", "TYPE",
-     "What a head stored in floats is rounded to: int4, int6, int8 (scales per 32 columns), or bf16, as stored; auto: int8 where the other "
-     "weights are quantized, else bf16."},
-    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, "auto|float32|bfloat16|int8", "SHENG_KV_CACHE_DTYPE", "Compute", "TYPE",
-     "How keys and values are kept: bfloat16, int8 (half the memory, a scale per 32 dims) or float32; auto: bfloat16, float32 with "
-     "--exact."},
+    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, SH_HEAD_NAMES, "SHENG_HEAD", "Compute", "TYPE", SH_HEAD_HELP},
+    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, SH_KV_NAMES, "SHENG_KV_CACHE_DTYPE", "Compute", "TYPE", SH_KV_HELP},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, "SHENG_EXACT", "Compute", NULL, "float32 everywhere: the reference numbers."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, "SHENG_THREADS", "Compute", "N",
      "Threads that compute; 0 is one per usable core."},

@@ -16,6 +16,8 @@
 #include "base/text.h"
 #include "formats/safetensors.h"
 #include "model/model.h"
+#include "formats/kv.h"
+#include "formats/panel.h"
 
 enum { MAX_CHUNK = 65536, PAGE_SIZE = 16 };
 static const size_t MAX_IDS_FILE = 64u << 20; /* bytes: some five million ids */
@@ -35,12 +37,8 @@ static const sh_opt TABLE[] = {
      "safetensors file to write: float32 logits [T or 1, vocab]."},
     {"all", NULL, SH_OPT_FLAG, AT(all), 0, 0, NULL, NULL, "Input and output", NULL,
      "Write the logits of every position, not only of the last."},
-    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, "auto|int4|int6|int8|bf16", NULL, "Computation", "TYPE",
-     "What a head stored in floats is rounded to: int4, int6, int8 (scales per 32 columns), or bf16, as stored; auto: int8 where the other "
-     "weights are quantized, else bf16."},
-    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, "auto|float32|bfloat16|int8", NULL, "Computation", "TYPE",
-     "How keys and values are kept: bfloat16, int8 (half the memory, a scale per 32 dims) or float32; auto: bfloat16, float32 with "
-     "--exact."},
+    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, SH_HEAD_NAMES, NULL, "Computation", "TYPE", SH_HEAD_HELP},
+    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, SH_KV_NAMES, NULL, "Computation", "TYPE", SH_KV_HELP},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, NULL, "Computation", NULL, "float32 everywhere: the reference numbers."},
     {"chunk", NULL, SH_OPT_INT, AT(chunk), 1, MAX_CHUNK, NULL, NULL, "Computation", "N", "Tokens of one step."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, NULL, "Computation", "N", "Threads; 0 is every usable core."},

@@ -14,6 +14,8 @@
 #include "cli/cli.h"
 #include "ops/small_model.h"
 #include "server/params.h"
+#include "formats/kv.h"
+#include "formats/panel.h"
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>
@@ -51,12 +53,8 @@ static const sh_opt table[] = {
      "What the weights are expected to be."},
     {"cache-dir", NULL, SH_OPT_STR, AT(cache_dir), 0, 0, NULL, "SHENG_CACHE_DIR", "Model", "FOLDER",
      "Where repacked weights are kept for the next start; default: .sheng-cache in the model's folder. Empty: in memory."},
-    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, "auto|int4|int6|int8|bf16", "SHENG_HEAD", "Model", "TYPE",
-     "What a head stored in floats is rounded to: int4, int6, int8 (scales per 32 columns), or bf16, as stored; auto: int8 where the other "
-     "weights are quantized, else bf16."},
-    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, "auto|float32|bfloat16|int8", "SHENG_KV_CACHE_DTYPE", "Model", "TYPE",
-     "How keys and values are kept: bfloat16, int8 (half the memory, a scale per 32 dims) or float32; auto: bfloat16, float32 with "
-     "--exact."},
+    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, SH_HEAD_NAMES, "SHENG_HEAD", "Model", "TYPE", SH_HEAD_HELP},
+    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, SH_KV_NAMES, "SHENG_KV_CACHE_DTYPE", "Model", "TYPE", SH_KV_HELP},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, "SHENG_EXACT", "Model", NULL, "float32 everywhere: the reference numbers."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, "SHENG_THREADS", "Model", "N",
      "Threads that compute; 0 is one per usable core."},

@@ -23,6 +23,8 @@ static inline size_t sh_kv_row_bytes(sh_kv_type type, int head_dim) {
 }
 
 #define SH_KV_NAMES "auto|float32|bfloat16|int8"
+#define SH_KV_HELP                                                                                                                         \
+  "How keys and values are kept: bfloat16, int8 (half the memory, a scale per 32 dims) or float32; auto: bfloat16, float32 with --exact."
 /* One of the names; NULL or auto: bfloat16, with exact float32. SH_ERR_ARG: another name, or another type than float32 beside exact. */
 int sh_kv_parse(const char *name, bool exact, sh_kv_type *out, sh_error *e);
 const char *sh_kv_name(sh_kv_type type);

@@ -87,6 +87,9 @@ typedef enum sh_head {
 } sh_head;
 enum { SH_HEAD_DEFAULT = SH_HEAD_INT8 };
 #define SH_HEAD_NAMES "auto|int4|int6|int8|bf16"
+#define SH_HEAD_HELP /* of the option, in every command that computes */                                                                   \
+  "What a head stored in floats is rounded to: int4, int6, int8 (scales per 32 columns), or bf16, as stored; auto: int8 where the other "  \
+  "weights are quantized, else bf16."
 /* One of the names (NULL: auto). SH_ERR_ARG: another name; exact, which computes with weights as stored, beside integers. */
 int sh_head_parse(const char *name, bool exact, sh_head *out, sh_error *e);
 

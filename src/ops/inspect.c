@@ -21,6 +21,8 @@
 #include "base/text.h"
 #include "engine/sched.h"
 #include "model/model.h"
+#include "formats/kv.h"
+#include "formats/panel.h"
 
 enum { MAX_TEXT = 800, MAX_INDEX = 1 << 20 }; /* bytes of a name or sentence; tensors of an index that are looked at */
 
@@ -30,7 +32,7 @@ enum { MAX_TEXT = 800, MAX_INDEX = 1 << 20 }; /* bytes of a name or sentence; te
 const sh_opt sh_inspect_option_table[] = {
     {"json", NULL, SH_OPT_FLAG, AT(json), 0, 0, NULL, NULL, REPORT, NULL, "One JSON object in place of the text."},
     {"cpu", NULL, SH_OPT_ENUM, AT(cpu), 0, 0, "native|avx2|baseline", "SHENG_CPU", REPORT, "LEVEL", "Instruction sets to plan with."},
-    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, "auto|int4|int6|int8|bf16", "SHENG_HEAD", PLAN, "TYPE",
+    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, SH_HEAD_NAMES, "SHENG_HEAD", PLAN, "TYPE",
      "Plan for a head rounded to this, as serve --head."},
     {"context", NULL, SH_OPT_LIST, AT(context), 0, 0, NULL, NULL, PLAN, "TOKENS",
      "Contexts to plan for; by default 4096, 32768 and what the model is made for."},
@@ -38,7 +40,7 @@ const sh_opt sh_inspect_option_table[] = {
      "Count this much as the machine's memory; 0 asks the system."},
     {"memory-utilization", "gpu-memory-utilization", SH_OPT_FLOAT, AT(memory_utilization), 0.01, 1, NULL, "SHENG_MEMORY_UTILIZATION", PLAN,
      "SHARE", "Share of the memory that may be used, weights included."},
-    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, "auto|float32|bfloat16|int8", "SHENG_KV_CACHE_DTYPE", PLAN, "TYPE",
+    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, SH_KV_NAMES, "SHENG_KV_CACHE_DTYPE", PLAN, "TYPE",
      "Plan for keys and values of this type, as serve --kv-cache-dtype."},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, "SHENG_EXACT", PLAN, NULL,
      "Plan for float32 on the stored weights and float32 keys and values, as serve --exact."},
@@ -276,15 +278,14 @@ static int inspect(sh_insp *p) {
   return p->no_memory ? sh_fail(p->e, SH_ERR_NOMEM, "out of memory for the report") : 0;
 }
 
-static int check_options(const sh_inspect_options *o, sh_kv_type *kv_type, sh_error *e) {
+static int check_options(const sh_inspect_options *o, sh_head *head, sh_kv_type *kv_type, sh_error *e) {
   for (int i = 0; i < o->context.n; i++) {
     int64_t n;
     if (sh_parse_i64(o->context.v[i], &n) || n < 2 || n > INT32_MAX)
       return sh_fail(e, SH_ERR_ARG, "context is %.40s; a number of tokens from 2 on is wanted", o->context.v[i]);
   }
   if (o->context.n > SH_INSP_PLANS) return sh_fail(e, SH_ERR_ARG, "at most %d contexts can be planned at once", SH_INSP_PLANS);
-  sh_head head;
-  int rc = sh_head_parse(o->head, o->exact, &head, e);
+  int rc = sh_head_parse(o->head, o->exact, head, e);
   if (rc == 0) rc = sh_kv_parse(o->kv_cache_dtype, o->exact, kv_type, e);
   if (rc) return rc;
   return o->memory < 0 ? sh_fail(e, SH_ERR_ARG, "memory must not be negative") : 0;
@@ -294,12 +295,14 @@ int sh_inspect_run(const sh_inspect_options *o, sh_buf *out, bool *will_start, s
   sh_error local = {0};
   *will_start = false;
   if (!e) e = &local;
+  sh_head head;
   sh_kv_type kv_type;
-  int rc = check_options(o, &kv_type, e);
+  int rc = check_options(o, &head, &kv_type, e);
   if (rc) return rc;
   sh_insp *p = sh_calloc(1, sizeof *p);
   if (!p) return sh_fail(e, SH_ERR_NOMEM, "out of memory");
   p->o = o;
+  p->head = head;
   p->kv_type = kv_type;
   p->e = e;
   p->a = sh_arena_new((size_t)64 << 20);

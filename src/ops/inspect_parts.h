@@ -61,6 +61,7 @@ typedef struct sh_insp_template {
 
 typedef struct sh_insp {
   const sh_inspect_options *o;
+  sh_head head; /* what the options of these names say */
   sh_kv_type kv_type;
   sh_arena *a;
   sh_error *e;    /* of what ends the inspection */

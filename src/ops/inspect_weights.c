@@ -164,9 +164,8 @@ int sh_insp_weights(sh_insp *p) {
   const sh_w_audit audit = {p, on_found, on_problem, on_unused};
   if (sh_model_config_check(&p->cfg, &e)) sh_insp_issue_add(p, true, "config", "%s", e.text);
   if (sh_quant_parse(&p->quant, sh_ckpt_config(p->ck), &e)) p->quant.method = SH_QUANT_NONE;
-  sh_repack_opts o = {.panels = !p->o->exact && sh_backend_takes_panels(p->be)};
-  int rc = sh_head_parse(p->o->head, p->o->exact, &o.head, p->e);
-  if (!rc) rc = sh_weights_audit(&p->w, &p->cfg, p->ck, &o, &audit, p->e);
+  const sh_repack_opts o = {.panels = !p->o->exact && sh_backend_takes_panels(p->be), .head = p->head};
+  int rc = sh_weights_audit(&p->w, &p->cfg, p->ck, &o, &audit, p->e);
   if (rc) return rc;
   p->has_weights = true;
   if (p->n_unused)

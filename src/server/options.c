@@ -7,6 +7,8 @@
  * Refused alternative: accepting vLLM's options that mean nothing here (--enforce-eager and the like) in silence. An option that has no
  * effect misleads; the parser names the closest one that exists. */
 #include "server/options.h"
+#include "formats/kv.h"
+#include "formats/panel.h"
 #include <string.h>
 
 #define AT(field) offsetof(sh_serve_options, field)
@@ -74,12 +76,8 @@ const sh_opt sh_serve_option_table[] = {
     {"step-ms", NULL, SH_OPT_INT, AT(step_ms), 0, 10000, NULL, "SHENG_STEP_MS", CAPACITY, "MS",
      "Target time of a step that reads prompts: shorter answers a hang-up sooner, longer reads prompts faster. 0 is 100."},
 
-    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, "auto|int4|int6|int8|bf16", "SHENG_HEAD", COMPUTE, "TYPE",
-     "What a head stored in floats is rounded to: int4, int6, int8 (scales per 32 columns), or bf16, as stored; auto: int8 where the other "
-     "weights are quantized, else bf16."},
-    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, "auto|float32|bfloat16|int8", "SHENG_KV_CACHE_DTYPE", COMPUTE, "TYPE",
-     "How keys and values are kept: bfloat16, int8 (half the memory, a scale per 32 dims) or float32; auto: bfloat16, float32 with "
-     "--exact."},
+    {"head", NULL, SH_OPT_ENUM, AT(head), 0, 0, SH_HEAD_NAMES, "SHENG_HEAD", COMPUTE, "TYPE", SH_HEAD_HELP},
+    {"kv-cache-dtype", NULL, SH_OPT_ENUM, AT(kv_cache_dtype), 0, 0, SH_KV_NAMES, "SHENG_KV_CACHE_DTYPE", COMPUTE, "TYPE", SH_KV_HELP},
     {"exact", NULL, SH_OPT_FLAG, AT(exact), 0, 0, NULL, "SHENG_EXACT", COMPUTE, NULL,
      "float32 everywhere, the KV cache too: the reference numbers."},
     {"threads", NULL, SH_OPT_INT, AT(threads), 0, 1024, NULL, "SHENG_THREADS", COMPUTE, "N",
