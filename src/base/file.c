@@ -231,7 +231,7 @@ int sh_map_open(sh_map *m, const char *path, sh_error *e) {
 
 /* --- A map's copy on large pages. */
 
-enum { LARGE = 2 << 20, COPY_BYTES = 8 << 20 }; /* of a page; of an item of the copy */
+enum { COPY_BYTES = 8 << 20 }; /* of an item */
 
 /* Whether the system gives large pages to memory that asks for them. */
 static bool large_pages(void) {
@@ -243,17 +243,16 @@ static bool large_pages(void) {
   return !never;
 }
 
-/* `bytes` (a multiple of LARGE) of new memory that begins on a large page. NULL: there is none, or no large pages for it. */
+/* `bytes` (a multiple of a large page) of new memory that begins on one; NULL: there is none, or no large pages for it. */
 static uint8_t *large_new(size_t bytes) {
-  if (bytes > SIZE_MAX - LARGE) return NULL;
-  uint8_t *p = mmap(NULL, bytes + LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (bytes > SIZE_MAX - SH_MEM_LARGE) return NULL;
+  uint8_t *p = mmap(NULL, bytes + SH_MEM_LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return NULL;
-  size_t before = (LARGE - (uintptr_t)p % LARGE) % LARGE;
+  size_t before = (SH_MEM_LARGE - (uintptr_t)p % SH_MEM_LARGE) % SH_MEM_LARGE;
   if (before) munmap(p, before);
-  munmap(p + before + bytes, LARGE - before);
-  p += before;
-  if (madvise(p, bytes, MADV_HUGEPAGE) == 0) return p;
-  munmap(p, bytes);
+  munmap(p + before + bytes, SH_MEM_LARGE - before);
+  if (sh_mem_large(p + before, bytes)) return p + before;
+  munmap(p + before, bytes);
   return NULL;
 }
 
@@ -273,7 +272,8 @@ static void copy_item(void *ctx, int item, int worker) {
 
 bool sh_map_into_memory(sh_map *m, sh_pool *pool, int64_t spare) {
   if (!m->private_base || m->len > SIZE_MAX / 2 || m->len / COPY_BYTES >= INT_MAX || !large_pages()) return false;
-  const size_t page = (size_t)sysconf(_SC_PAGESIZE), used = (m->len + page - 1) / page * page, bytes = (m->len + LARGE - 1) / LARGE * LARGE;
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE), used = (m->len + page - 1) / page * page,
+               bytes = (m->len + SH_MEM_LARGE - 1) / SH_MEM_LARGE * SH_MEM_LARGE;
   const int64_t available = sh_memory_available();
   if (available < spare || (uint64_t)(available - spare) < bytes) return false;
   copy_job j = {.from = m->p, .to = large_new(bytes), .len = m->len};

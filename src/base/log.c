@@ -84,8 +84,7 @@ static void write_line(const char *line, size_t len) {
 }
 
 /* Writes line, of which `at` bytes are there, with the formatted text after them. */
-__attribute__((format(printf, 3, 0)))
-static void write_text(char line[LINE_MAX_BYTES], size_t at, const char *fmt, va_list ap) {
+__attribute__((format(printf, 3, 0))) static void write_text(char line[LINE_MAX_BYTES], size_t at, const char *fmt, va_list ap) {
   char text[TEXT_MAX];
   int n = vsnprintf(text, sizeof text, fmt, ap);
   if (n < 0) text[0] = '\0';

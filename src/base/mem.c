@@ -52,10 +52,10 @@ void *sh_aligned(size_t align, size_t bytes) {
   return posix_memalign(&p, align, bytes ? bytes : 1) == 0 ? p : NULL;
 }
 
-void sh_mem_large(void *p, size_t n) {
-  enum { LARGE = 2 << 20 };
-  const uintptr_t begin = ((uintptr_t)p + LARGE - 1) / LARGE * LARGE, end = ((uintptr_t)p + n) / LARGE * LARGE;
-  if (begin < end) (void)madvise((void *)begin, end - begin, MADV_HUGEPAGE); /* only advice */
+bool sh_mem_large(void *p, size_t n) {
+  const uintptr_t begin = ((uintptr_t)p + SH_MEM_LARGE - 1) / SH_MEM_LARGE * SH_MEM_LARGE,
+                  end = ((uintptr_t)p + n) / SH_MEM_LARGE * SH_MEM_LARGE;
+  return begin < end && madvise((void *)begin, end - begin, MADV_HUGEPAGE) == 0;
 }
 
 char *sh_strndup(const char *s, size_t n) {

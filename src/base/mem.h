@@ -12,9 +12,10 @@
 void *sh_malloc(size_t bytes);
 void *sh_calloc(size_t n, size_t size);
 void *sh_realloc(void *p, size_t bytes);
-/* Asks for pages of 2 MB in p[0..n), memory not yet written to: where much is read through, looking up each 4 KB costs more than reading
- * it. */
-void sh_mem_large(void *p, size_t n);
+enum { SH_MEM_LARGE = 2 << 20 }; /* bytes of a large page */
+/* Asks for large pages in p[0..n), memory not yet written to: where much is read through, looking up each 4 KB costs more than reading
+ * it. Only advice; false: there are none. */
+bool sh_mem_large(void *p, size_t n);
 void *sh_aligned(size_t align, size_t bytes); /* contents undefined; align a power of two; free with sh_free */
 char *sh_strdup(const char *s);
 char *sh_strndup(const char *s, size_t n);
