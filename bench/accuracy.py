@@ -9,17 +9,10 @@ import argparse
 import glob
 import json
 import os
-import subprocess
 import sys
 import tempfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-
-def run(command):
-    r = subprocess.run(command, capture_output=True, text=True)
-    if r.returncode:
-        sys.exit(f"{' '.join(command)}: {r.stderr.strip()[-600:]}")
+from measure import ROOT, Failed, find_sheng, run
 
 
 def defaults(a):
@@ -53,6 +46,7 @@ def main():
     p.add_argument("--threads", type=int, default=0)
     p.add_argument("--out", default=os.path.join(ROOT, "build", "accuracy"))
     a = p.parse_args()
+    a.sheng = find_sheng(a.sheng)
     os.makedirs(a.out, exist_ok=True)
     print("| model | head | KV | KL, mean | 99% | equal first choices | perplexity | exact's |\n|---|---|---|---|---|---|---|---|")
     for model in a.model or defaults(a):
@@ -64,4 +58,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Failed as e:
+        sys.exit(f"accuracy.py: {e}")

@@ -1,4 +1,4 @@
-"""What bench/run_all.py and bench/peers/compare.py share: running sheng, medians with their spread, tables, CSV files."""
+"""What bench/run_all.py, bench/accuracy.py and bench/peers/compare.py share: running sheng, medians with their spread, tables, CSV files."""
 import csv
 import json
 import os
