@@ -55,25 +55,25 @@ static float *logits_of(const gold_case *c, rig_opts o, int chunk, int *n, int *
   return out;
 }
 
+/* The prompt's logits (sh_free), which are the same for all of the first n_ways ways. */
+static float *same_in_all_ways(const gold_case *c, sh_kv_type kv, size_t n_ways, int *n, int *V) {
+  static const struct { int threads, chunk; } ways[] = {{1, 1}, {2, 7}, {3, 1 << 20}, {1, 13}};
+  int L;
+  float *want = logits_of(c, (rig_opts){.panels = true, .threads = 2, .kv = kv}, 1 << 20, n, V, &L);
+  for (size_t i = 0; i < n_ways; i++) {
+    float *got = logits_of(c, (rig_opts){.panels = true, .threads = ways[i].threads, .kv = kv}, ways[i].chunk, n, V, &L);
+    if (memcmp(got, want, (size_t)*n * (size_t)*V * sizeof *got))
+      fail_msg("keys and values in %s, %d threads, chunks of %d: other bits", sh_kv_name(kv), ways[i].threads, ways[i].chunk);
+    sh_free(got);
+  }
+  return want;
+}
+
 static void bits_do_not_depend_on_chunks_batches_or_threads(void **state) {
   const gold_case *c = *state;
-  static const struct { int threads, chunk; } ways[] = {{1, 1}, {2, 7}, {3, 1 << 20}, {1, 13}};
-  int n, V, L;
-  float *want = logits_of(c, (rig_opts){.panels = true, .threads = 2}, 1 << 20, &n, &V, &L);
-  for (size_t i = 0; i < (rig_quick() ? 2 : sizeof ways / sizeof *ways); i++) {
-    float *got = logits_of(c, (rig_opts){.panels = true, .threads = ways[i].threads}, ways[i].chunk, &n, &V, &L);
-    if (memcmp(got, want, (size_t)n * (size_t)V * sizeof *got))
-      fail_msg("%d threads, chunks of %d: other bits", ways[i].threads, ways[i].chunk);
-    sh_free(got);
-  }
-  float *want8 = logits_of(c, (rig_opts){.panels = true, .threads = 2, .kv = SH_KV_I8}, 1 << 20, &n, &V, &L);
-  for (size_t i = 0; i < 2; i++) {
-    float *got = logits_of(c, (rig_opts){.panels = true, .threads = ways[i].threads, .kv = SH_KV_I8}, ways[i].chunk, &n, &V, &L);
-    if (memcmp(got, want8, (size_t)n * (size_t)V * sizeof *got))
-      fail_msg("keys and values in int8, %d threads, chunks of %d: other bits", ways[i].threads, ways[i].chunk);
-    sh_free(got);
-  }
-  sh_free(want8);
+  int n, V;
+  sh_free(same_in_all_ways(c, SH_KV_I8, 2, &n, &V));
+  float *want = same_in_all_ways(c, SH_KV_F32, rig_quick() ? 2 : 4, &n, &V);
   rig r; /* two sequences in one batch, one of them the prompt */
   sh_st *st = gold_open(c);
   int m, k;
